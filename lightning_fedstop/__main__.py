@@ -1,0 +1,6 @@
+"""``python -m lightning_fedstop`` is the ``fedstop`` command."""
+
+from lightning_fedstop.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""One sentence for an error in what the user gave: which key, what is wrong, and what exists.
+
+``explain`` reads the nested messages of jsonargparse, ``sentence_of`` an exception.
+"""
+
+import argparse
+import dis
+import inspect
+import re
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import Path
+from pkgutil import resolve_name
+from traceback import walk_tb
+from types import FrameType
+from typing import Any
+
+import yaml
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+_KEY = re.compile(r'(?:Parser key|Key|key) "([^"]+)"')
+_CLASS_PATH = re.compile(r"Problem with given class_path '([^']+)'")
+_EXPECTED_CLASS = re.compile(r"<class '([\w.]+)'>")
+_MANY = 12
+
+
+def explain(message: str, parser: argparse.ArgumentParser, args: list[str] | None = None) -> str:
+    """One sentence for an error message of jsonargparse.
+
+    Args:
+        message: The message, several lines with one level of nesting for each level of keys.
+        parser: Whose keys exist.
+        args: The arguments parsed, to find the configuration file that cannot be read.
+    """
+    if match := re.search(r"unrecognized arguments: (.*)", message):
+        words = match[1].split()
+        options = [word for word in words if word.startswith("-")]
+        if not options:
+            return f"'{words[0]}' is left over: each value needs a key in front, as in `--trainer.max_rounds 10`."
+        return _no_such_key(options[0].lstrip("-").partition("=")[0].removesuffix("+"), parser)
+    if match := re.search(r"(?:Subcommand|Group) '(\w+)' does not accept option '([^']+)'", message):
+        prefix = f"{match[1]}." if message.startswith("Group") else ""
+        return _no_such_key(prefix + match[2], parser)
+    if re.search(r"Problems parsing config|Unexpected config", message):
+        return _unreadable_config(message, args or [])
+    return _nested(message)
+
+
+def _no_such_key(key: str, parser: argparse.ArgumentParser) -> str:
+    known = [action.dest for action in parser._actions if action.dest not in (argparse.SUPPRESS, "help")]
+    known = [name for name in known if not name.endswith(".help")]
+    near = get_close_matches(key, known, n=3, cutoff=0.75)
+    if near:
+        return f"{key}: there is no such key; did you mean {' or '.join(near)}?"
+    group = key.rpartition(".")[0]
+    siblings = [name for name in known if name.startswith(f"{group}.")] if group else []
+    tops = list(dict.fromkeys(name.partition(".")[0] for name in known))
+    return f"{key}: there is no such key; there are {', '.join(siblings or tops)}."
+
+
+def _unreadable_config(message: str, args: list[str]) -> str:
+    """Name the file, which the message does not."""
+    values = [b for a, b in zip(args, [*args[1:], ""], strict=True) if a in ("-c", "--config")]
+    values += [arg.partition("=")[2] for arg in args if arg.startswith("--config=")]
+    for value in values:
+        try:
+            content = yaml.safe_load(Path(value).read_text(encoding="utf-8"))
+        except yaml.YAMLError as error:
+            return f"--config {value}: it is not YAML: {_one_line(str(error))}."
+        except OSError:
+            continue
+        if not isinstance(content, dict):
+            return f"--config {value}: it must hold keys such as `trainer:`, but holds {_short(content)}."
+    return _one_line(message)
+
+
+def _nested(message: str) -> str:
+    """A wrong value somewhere below a key: follow the keys down to the first reason."""
+    path: list[str] = []
+    class_path = ""
+    for line in message.splitlines():
+        if match := _KEY.search(line):
+            path.append(match[1])
+        if match := _CLASS_PATH.search(line):
+            class_path = match[1]
+        where = ".".join(path) or "error"
+        if match := re.search(r"Option '([^']+)' is not accepted", line):
+            return f"{where}: {_unknown_argument(class_path, match[1])}"
+        if match := re.search(r"the following arguments are required: (.+)", line):
+            needs = f"{class_path.rpartition('.')[2]} needs the argument {match[1]}" if class_path else match[1]
+            return f"{where}: {needs}." if class_path else f"{match[1]}: needed, but not given."
+        if match := re.search(r"No module named '([^']+)'", line):
+            return f"{where}: '{class_path}' cannot be imported: there is no module '{match[1]}'."
+        if match := re.search(r"Expected a dot import path string: (\S+)", line):
+            return f"{where}: {_unknown_class(match[1], message)}"
+        if match := re.search(r"(?:File does not exist|Path is not a file): '(.*)'", line):
+            missing = "does not exist" if "exist" in line else "is not a file"
+            return f"--{where} {match[1]}: it {missing}."
+    given = re.findall(r"(?:Given value|Got value): (.*)", message)
+    kinds = list(dict.fromkeys(re.findall(r"Expected an? (.+?)(?:\. Got value.*)?$", message, re.MULTILINE)))
+    if path and given and kinds:
+        value = re.sub(r"NestedArg\(key='[^']*', val=(.*)\)", r"\1", given[0]).strip("'")
+        return f"{'.'.join(path)}: must be {' or '.join(map(_kind, kinds))}, got '{value}'."
+    if path and class_path and (reason := re.search(r"Problem with given class_path '[^']+':\s*(.+)", message)):
+        return f"{'.'.join(path)}: '{class_path}': {reason[1].strip()}."
+    if path and (match := re.search(r"Import path (\S+)?.*does not correspond to a subclass of (\w+)", message)):
+        return f"{'.'.join(path)}: '{match[1] or (given or [''])[0]}' is not a subclass of {match[2]}."
+    return _one_line(message)
+
+
+def _unknown_argument(class_path: str, name: str) -> str:
+    names = _arguments_of(class_path)
+    near = get_close_matches(name, names, n=1)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    exist = f"it takes {', '.join(names)}" if names else "it takes none"
+    return f"{class_path.rpartition('.')[2]} has no argument '{name}'; {hint}{exist[0].upper()}{exist[1:]}."
+
+
+def _arguments_of(class_path: str) -> list[str]:
+    names: list[str] = []
+    try:
+        target = resolve_name(class_path)
+    except (ImportError, AttributeError, ValueError):
+        return names
+    for function in [base.__init__ for base in target.__mro__] if inspect.isclass(target) else [target]:
+        parameters = inspect.signature(function).parameters.values()
+        plain = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name != "self"]
+        names += [name for name in plain if name not in names]
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break
+    return names
+
+
+def _unknown_class(name: str, message: str) -> str:
+    known: dict[str, None] = {}
+    for base in _EXPECTED_CLASS.findall(message.rpartition("Subtypes:")[2].partition("\n")[0]) or re.findall(
+        r"([\w.]+)\]", message
+    ):
+        try:
+            known |= dict.fromkeys(_subclasses(resolve_name(base)))
+        except (ImportError, AttributeError, ValueError):
+            continue
+    near = get_close_matches(name, known, n=3)
+    if near:
+        return f"there is no class '{name}'; did you mean {' or '.join(near)}?"
+    some = [*sorted(known)[:_MANY], "..."] if len(known) > _MANY else sorted(known)
+    return f"there is no class '{name}'; there are {', '.join(some)}, and any import path such as mymodule.MyClass."
+
+
+def _subclasses(base: type) -> Iterator[str]:
+    if not base.__name__.startswith("_") and not inspect.isabstract(base):
+        yield base.__name__
+    for sub in type.__subclasses__(base):
+        yield from _subclasses(sub)
+
+
+def _kind(kind: str) -> str:
+    name = re.sub(r"<class '([\w.]+)'>", lambda match: match[1].rpartition(".")[2], kind)
+    return name.replace("NoneType", "null")
+
+
+def _one_line(text: str) -> str:
+    return re.sub(r"\s+", " ", text).strip().rstrip(".") + ("" if text.rstrip().endswith(".") else "")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def sentence_of(error: Exception) -> str | None:
+    """The sentence to print for an error in what the user gave; ``None`` for any other, which keeps its traceback.
+
+    That is: what model, data, callbacks or loop refuse while they are built, what fails while the data is prepared,
+    and what this package or Lightning refuses with a sentence later on.
+    """
+    while str(error).startswith("Call to compute_fn of link") and isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    if not isinstance(error, (ValueError, TypeError, OSError, RuntimeError, ImportError, MisconfigurationException)):
+        return None
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    building = not any(frame.f_code.co_name == "_run_subcommand" for frame in frames)
+    preparing = any(
+        frame.f_code.co_name in ("setup", "prepare_data")
+        and isinstance(frame.f_locals.get("self"), LightningDataModule)
+        for frame in frames
+    )
+    if not (building or preparing or _is_refusal(error)):
+        return None
+    text = _one_line(str(error)) or type(error).__name__
+    owner = _built_class(frames) if building else None
+    prefix = f"{owner}: " if owner and not text.startswith(owner) else ""
+    return f"{prefix}{text}{'' if text.endswith(('.', '!', '?')) else '.'}"
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether a ``raise`` statement of this package is where it comes from, or Lightning says it is about usage."""
+    if isinstance(error, MisconfigurationException):
+        return True
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None or not last.tb_frame.f_globals.get("__name__", "").startswith("lightning_fedstop"):
+        return False
+    return dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
+
+
+def _built_class(frames: list[FrameType]) -> str | None:
+    """The class whose ``__init__`` was running: jsonargparse does not say for which one an argument was refused."""
+    for frame in reversed(frames):
+        owner = frame.f_locals.get("self")
+        if frame.f_code.co_name == "__init__" and type(owner).__name__ != "FedStopCLI":
+            return type(owner).__name__
+    return None

@@ -1,0 +1,142 @@
+"""``LightningCLI`` over a :class:`~lightning_fedstop.loop.FederatedLoop` instead of a ``Trainer``."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from jsonargparse import Namespace
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+
+# Short class names in a configuration are looked up among the classes that have been imported.
+from lightning_fedstop.__about__ import __version__
+from lightning_fedstop._cli_errors import explain
+from lightning_fedstop._cli_links import DATA_LINKS, Instantiator, linked_value
+from lightning_fedstop.data import MedMNIST
+from lightning_fedstop.loop import FederatedLoop
+from lightning_fedstop.models import ImageClassifier
+
+
+class FedStopParser(LightningArgumentParser):
+    """Says in one sentence which key of a configuration is wrong and what exists."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Exit with code 2 after one sentence on stderr, or raise where the caller handles errors itself."""
+        if not self.exit_on_error:
+            super().error(message, ex)
+        parser = getattr(ex, "subcommand_parser", None) or self
+        sys.stderr.write(f"{parser.prog.replace(' [options]', '')}: error: {explain(message, parser, self.args)}\n")
+        raise SystemExit(2) from ex
+
+
+class RunConfigCallback(SaveConfigCallback):
+    """Saves the configuration in the run's version folder, as one that can be run again.
+
+    A run that is continued in its folder leaves the first ``config.yaml`` as it is and writes ``config_1.yaml``.
+    """
+
+    def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
+        """Write the file, once, on the first process."""
+        log_dir = trainer.log_dir
+        if self.already_saved or log_dir is None:
+            return
+        self.already_saved = True
+        if not trainer.is_global_zero:
+            return
+        folder = Path(log_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        path, number = folder / self.config_filename, 0
+        while path.exists():
+            number += 1
+            path = folder / f"{Path(self.config_filename).stem}_{number}.yaml"
+        config = self.config.clone()
+        for name in DATA_LINKS:
+            # Left out where the data decides, so that it decides again; kept where the user did.
+            key = f"model.init_args.{name}"
+            if key in config and config[key] is None:
+                config.pop(key)
+        path.write_text(self.parser.dump(config, skip_none=False, skip_link_targets=False), encoding="utf-8")
+
+
+class FedStopCLI(LightningCLI):
+    """The ``fit``, ``validate`` and ``test`` commands, with the habits of ``LightningCLI``.
+
+    ``--model`` and ``--data`` take any class; :class:`~lightning_fedstop.models.ImageClassifier` and
+    :class:`~lightning_fedstop.data.MedMNIST` are the defaults. ``--trainer`` is a
+    :class:`~lightning_fedstop.loop.FederatedLoop`. The model's ``num_classes`` and ``in_chans`` come from the data module
+    where both classes have them; a value given for the model that is not its default stands.
+
+    Args:
+        args: The arguments, those of the process by default.
+        run: Run the subcommand that ``args`` begins with; otherwise only build model, data and loop.
+        **kwargs: As for ``LightningCLI``.
+    """
+
+    config: Namespace
+
+    def __init__(self, args: ArgsType = None, run: bool = True, **kwargs: Any) -> None:
+        parser_kwargs = {
+            "prog": "fedstop",
+            "description": "Federated learning that stops by itself.",
+            "dump_header": [f"lightning-fedstop=={__version__}"],
+            **kwargs.pop("parser_kwargs", {}),
+        }
+        defaults: dict[str, Any] = {
+            "model_class": LightningModule,
+            "datamodule_class": LightningDataModule,
+            "trainer_class": FederatedLoop,
+            "parser_class": FedStopParser,
+            "save_config_callback": RunConfigCallback,
+            "seed_everything_default": 0,
+            "subclass_mode_model": True,
+            "subclass_mode_data": True,
+        }
+        super().__init__(args=args, run=run, parser_kwargs=parser_kwargs, **{**defaults, **kwargs})
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """The methods of the loop that are commands, with the arguments that are built from the configuration."""
+        return {name: {"model", "datamodule"} for name in ("fit", "validate", "test")}
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the loop, the model and the data."""
+        # `add_lightning_class_args` takes subclasses of `Trainer` alone.
+        parser.add_class_arguments(self.trainer_class, "trainer", instantiate=False, sub_configs=True)
+        parser.set_defaults({f"trainer.{k}": v for k, v in self.trainer_defaults.items() if k != "callbacks"})
+        parser.add_lightning_class_args(self._model_class, "model", subclass_mode=self.subclass_mode_model)
+        parser.add_lightning_class_args(self._datamodule_class, "data", subclass_mode=self.subclass_mode_data)
+        if self._model_class is LightningModule:
+            parser.set_defaults({"model": {"class_path": _path_of(ImageClassifier)}})
+        if self._datamodule_class is LightningDataModule:
+            parser.set_defaults({"data": {"class_path": _path_of(MedMNIST)}})
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Link what the data knows to the model."""
+        if self.subclass_mode_model and self.subclass_mode_data:
+            for name in DATA_LINKS:
+                parser.link_arguments(
+                    "data", f"model.init_args.{name}", compute_fn=linked_value(self, name), apply_on="instantiate"
+                )
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parse what was given, without the warning that ``sys.argv`` has arguments too."""
+        parse = parser.parse_object if isinstance(args, (dict, Namespace)) else parser.parse_args
+        self.config = parse(args)
+
+    def _parse_ckpt_path(self) -> None:
+        """Take over the model's hyperparameters from the checkpoint only where it says of which class they are."""
+        ckpt_path = self.config.get(str(self.config.get("subcommand")), Namespace()).get("ckpt_path")
+        if ckpt_path and os.path.isfile(ckpt_path):
+            checkpoint = torch.load(ckpt_path, map_location="cpu", weights_only=True)
+            if "_class_path" in checkpoint.get("hyper_parameters", {}):
+                super()._parse_ckpt_path()
+
+    def _add_instantiators(self) -> None:
+        for key, base in (("model", self._model_class), ("data", self._datamodule_class)):
+            self.parser.add_instantiator(Instantiator(self, key), base, subclasses=True)
+
+
+def _path_of(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"

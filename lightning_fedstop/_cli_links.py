@@ -1,0 +1,77 @@
+"""What the model takes from the data module, and how both are built from a configuration."""
+
+import inspect
+from collections.abc import Callable
+from pkgutil import resolve_name
+from typing import Any
+
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.cli import LightningCLI, _InstantiatorFn
+
+from lightning_fedstop.arguments import check_datamodule
+
+DATA_LINKS = ("num_classes", "in_chans")
+
+
+def linked_value(cli: LightningCLI, name: str) -> Callable[[LightningDataModule], Any]:
+    """The function that computes the model's argument ``name`` from the data module.
+
+    A value given for the model that is not the default of its class stands. Otherwise the data module's attribute of
+    this name counts, if it has one.
+    """
+
+    def compute(datamodule: LightningDataModule) -> Any:
+        model = cli._get(cli.config, "model")
+        arguments = model.get("init_args", {})
+        given = arguments.get(name)
+        default = _default(model["class_path"], name)
+        if name not in arguments or (given is not None and given != default):
+            return given
+        try:
+            value = getattr(datamodule, name, None)
+        except (RuntimeError, ValueError):  # known only after `setup`
+            value = None
+        if value is None and default is inspect.Parameter.empty:
+            raise ValueError(
+                f"model.{name}: {model['class_path']} needs it and {type(datamodule).__name__} does not say it; "
+                f"give `--model.{name}`."
+            )
+        return given if value is None else value
+
+    compute.__name__ = name
+    return compute
+
+
+def _default(class_path: str, name: str) -> Any:
+    """The default of a class's argument, which may be that of a parent it is passed on to."""
+    target = resolve_name(class_path)
+    for function in [base.__init__ for base in target.__mro__] if inspect.isclass(target) else [target]:
+        parameter = inspect.signature(function).parameters.get(name)
+        if parameter is not None:
+            return parameter.default
+    return None
+
+
+class Instantiator:
+    """Builds the model or the data module so that ``load_from_checkpoint`` can build it again.
+
+    Lightning's own does so, but for a class inside (a data module that is wrapped) records the hyperparameters of the
+    outer class, and for a class without a linked argument records that one too.
+    """
+
+    def __init__(self, cli: LightningCLI, key: str) -> None:
+        self.cli = cli
+        self.key = key
+        self.record = _InstantiatorFn(cli=cli, key=key)
+
+    def __call__(self, class_type: Any, *args: Any, applied_instantiation_links: dict[str, Any], **kwargs: Any) -> Any:
+        """Build one object of ``class_type``."""
+        config = self.cli._get(self.cli.config, self.key)
+        path = config.get("class_path") if config else None
+        if path is not None and resolve_name(path) is not class_type:
+            return class_type(*args, **kwargs)
+        links = {key: value for key, value in applied_instantiation_links.items() if key.rpartition(".")[2] in kwargs}
+        built = self.record(class_type, *args, applied_instantiation_links=links, **kwargs)
+        if self.key == "data" and self.cli.subcommand == "fit":
+            check_datamodule(built)
+        return built

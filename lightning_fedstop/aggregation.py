@@ -1,0 +1,100 @@
+"""Weighted means over the clients of a round, taken while the clients come in.
+
+Sums are float64 and hold weights times values, divided once at the end: for the float32 (or shorter) values of a round
+and integer weights such a sum is exact in all but extreme cases, so neither the order of clients nor their split over
+processes shows in the mean.
+"""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+Reduce = Callable[[Tensor, str], Tensor]
+"""Reduces a tensor over processes; the second argument is ``"sum"`` or ``"max"``."""
+
+
+def reduce_alone(tensor: Tensor, op: str) -> Tensor:
+    """The reduction of a single process: the tensor itself."""
+    return tensor
+
+
+class RunningMean:
+    """The weighted mean of vectors that are added one at a time. Memory: one float64 vector.
+
+    Args:
+        like: a tensor of the shape and device of what will be added.
+
+    >>> mean = RunningMean(torch.zeros(2))
+    >>> mean.add(torch.tensor([1.0, 2.0]), weight=1)
+    >>> mean.add(torch.tensor([4.0, 8.0]), weight=2)
+    >>> mean.compute()
+    tensor([3., 6.], dtype=torch.float64)
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        self.total = torch.zeros_like(like, dtype=torch.float64)
+        self.weight = 0.0
+
+    def add(self, value: Tensor, weight: float = 1.0) -> None:
+        """Add one vector with its weight."""
+        if weight == 1:
+            self.total.add_(value)
+        else:
+            self.total.add_(value.double(), alpha=weight)
+        self.weight += weight
+
+    def compute(self, reduce: Reduce = reduce_alone) -> Tensor:
+        """The mean over all processes, float64.
+
+        Raises:
+            ValueError: if nothing was added on any process.
+        """
+        total = reduce(self.total, "sum")
+        weight = float(reduce(torch.tensor(self.weight, dtype=torch.float64, device=total.device), "sum"))
+        if weight <= 0:
+            raise ValueError("The mean of no client is undefined: at least one client with a sample must take part.")
+        return total / weight
+
+
+class BufferMean:
+    """The buffers of a module over the clients of a round: floating ones are averaged, the others take the maximum.
+
+    Integer buffers are counters such as BatchNorm's ``num_batches_tracked``, whose mean would be no integer.
+
+    Args:
+        module: the module whose buffers are followed; they hold the round's start now.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.buffers = [buffer for buffer in module.buffers() if buffer.numel()]
+        self.start = [buffer.clone() for buffer in self.buffers]
+        self.means = [RunningMean(b) if b.is_floating_point() else None for b in self.buffers]
+        self.maxima = [None if b.is_floating_point() else b.clone() for b in self.buffers]
+
+    def reset(self) -> None:
+        """Put the round's starting values back into the module, for the next client."""
+        _copy(self.buffers, self.start)
+
+    def add(self, weight: float) -> None:
+        """Add what the module's buffers hold after a client's training."""
+        for buffer, mean, maximum in zip(self.buffers, self.means, self.maxima, strict=True):
+            if mean is not None:
+                mean.add(buffer, weight)
+            elif maximum is not None:
+                torch.maximum(maximum, buffer, out=maximum) if buffer.dtype != torch.bool else maximum.logical_or_(
+                    buffer
+                )
+
+    def write(self, reduce: Reduce = reduce_alone) -> None:
+        """Write the round's buffers, taken over all processes, into the module."""
+        for buffer, mean, maximum in zip(self.buffers, self.means, self.maxima, strict=True):
+            if mean is not None:
+                buffer.copy_(mean.compute(reduce))
+            elif maximum is not None:
+                buffer.copy_(reduce(maximum.long() if maximum.dtype == torch.bool else maximum, "max"))
+
+
+def _copy(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)

@@ -1,0 +1,113 @@
+"""Checks of what a user passes to the loop: each refusal is one sentence that says what is allowed."""
+
+import math
+from typing import Any, get_args
+
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from lightning_fedstop.cohort import Cohort, check_clients_per_round
+from lightning_fedstop.methods import FederatedMethod
+from lightning_fedstop.server import OnNonfinite, Weighting
+
+
+def check_arguments(arguments: dict[str, Any]) -> None:
+    """Refuse bad arguments of ``FederatedLoop``.
+
+    Raises:
+        ValueError: naming the argument, its value and what is allowed.
+        TypeError: for a method, cohort or callback of another class.
+    """
+    _check_integer(arguments, "max_rounds", 1)
+    _check_integer(arguments, "local_epochs", 1)
+    _check_integer(arguments, "min_rounds", 0)
+    _check_integer(arguments, "num_nodes", 1)
+    _check_integer(arguments, "check_val_every_n_round", 1, optional=True)
+    _check_integer(arguments, "fast_dev_run", 0)
+    if arguments["min_rounds"] > arguments["max_rounds"]:
+        raise ValueError(
+            f"`min_rounds` must be at most `max_rounds`, {arguments['max_rounds']}, got {arguments['min_rounds']}."
+        )
+    clip = arguments["gradient_clip_val"]
+    if clip is not None and not (isinstance(clip, int | float) and 0 < clip < math.inf):
+        raise ValueError(f"`gradient_clip_val` must be a finite number above 0 or None, got {clip!r}.")
+    for stage in ("train", "val", "test"):
+        _check_limit(f"limit_{stage}_batches", arguments[f"limit_{stage}_batches"])
+    check_clients_per_round(arguments["clients_per_round"])
+    _check_choice(arguments, "weighting", get_args(Weighting))
+    _check_choice(arguments, "on_nonfinite", get_args(OnNonfinite))
+    _check_class("method", arguments["method"], FederatedMethod)
+    _check_class("cohort", arguments["cohort"], Cohort)
+    for callback in arguments["callbacks"]:
+        _check_class("callbacks", callback, Callback)
+    keys = [
+        callback.state_key for callback in arguments["callbacks"] if type(callback).state_dict != Callback.state_dict
+    ]
+    twice = {key for key in keys if keys.count(key) > 1}
+    if twice:
+        raise ValueError(f"`callbacks` holds two with the same arguments, whose states would mix: {sorted(twice)}.")
+
+
+def check_module(module: object) -> LightningModule:
+    """The module, refused unless it is a ``lightning.pytorch.LightningModule`` with a ``training_step``."""
+    if isinstance(module, LightningModule):
+        return module
+    hint = ""
+    if any(base.__module__.startswith("pytorch_lightning") for base in type(module).__mro__):
+        hint = "; `pytorch_lightning` is another package: import from `lightning.pytorch` instead"
+    raise TypeError(f"`model` must be a `lightning.pytorch.LightningModule`, got {type(module).__name__}{hint}.")
+
+
+def check_datamodule(datamodule: object) -> Any:
+    """The data module, refused unless it knows its clients.
+
+    Raises:
+        MisconfigurationException: with how to federate an ordinary data module.
+    """
+    if datamodule is not None and hasattr(datamodule, "client_dataloader") and hasattr(datamodule, "client_sizes"):
+        return datamodule
+    if isinstance(datamodule, LightningDataModule):
+        name = type(datamodule).__name__
+        raise MisconfigurationException(
+            f"{name} has no clients: wrap it with `FederatedDataModule.from_datamodule({name}(...), num_clients=...)`,"
+            f" in a configuration with `data: {{class_path: Federated, init_args: {{datamodule: ...}}}}`."
+        )
+    raise MisconfigurationException(
+        f"`datamodule` must be a `FederatedDataModule`, which knows its clients, got {type(datamodule).__name__}."
+    )
+
+
+def reorder_callbacks(callbacks: list[Callback]) -> list[Callback]:
+    """The callbacks with those that write checkpoints last, so that they save what the others have done."""
+    return sorted(callbacks, key=lambda callback: isinstance(callback, Checkpoint))
+
+
+def _check_integer(arguments: dict[str, Any], name: str, least: int, optional: bool = False) -> None:
+    value = arguments[name]
+    if optional and value is None:
+        return
+    if name == "fast_dev_run" and isinstance(value, bool):
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"`{name}` must be an integer of at least {least}{' or None' * optional}, got {value!r}.")
+
+
+def _check_limit(name: str, value: Any) -> None:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+        return
+    if not isinstance(value, float) or not 0 <= value <= 1:
+        raise ValueError(
+            f"`{name}` must be a number of batches (integer of at least 0), a share (float in [0, 1]) or None,"
+            f" got {value!r}."
+        )
+
+
+def _check_choice(arguments: dict[str, Any], name: str, choices: tuple[str, ...]) -> None:
+    if arguments[name] not in choices:
+        raise ValueError(f"`{name}` must be one of {', '.join(choices)}, got {arguments[name]!r}.")
+
+
+def _check_class(name: str, value: object, parent: type) -> None:
+    if not isinstance(value, parent):
+        raise TypeError(f"`{name}` must be of the class {parent.__module__}.{parent.__name__}, got {value!r}.")

@@ -1,0 +1,134 @@
+"""Checkpoints: ordinary Lightning ones, with what a federation needs beside them to continue."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
+
+from lightning_fedstop.records.run_record import atomic_file
+
+FEDERATED_KEY = "federated"
+"""The entry of a checkpoint that a ``Trainer`` has no counterpart for."""
+
+
+def dump_checkpoint(
+    module: LightningModule,
+    datamodule: LightningDataModule | None,
+    callbacks: list[Callback],
+    epoch: int,
+    global_step: int,
+    federated: dict[str, Any],
+    weights_only: bool,
+) -> dict[str, Any]:
+    """A checkpoint in the layout of ``Trainer.save_checkpoint``.
+
+    Args:
+        module: holds the global model.
+        datamodule: its hyperparameters and state go along.
+        callbacks: their states go along, keyed by ``state_key``.
+        epoch: the index of the round that the model comes from, from 0.
+        global_step: server updates so far.
+        federated: what the loop itself needs to continue.
+        weights_only: leave out everything but the weights and hyperparameters.
+    """
+    checkpoint: dict[str, Any] = {
+        "epoch": epoch,
+        "global_step": global_step,
+        "pytorch-lightning_version": lightning.__version__,
+        "state_dict": {name: value.detach().clone() for name, value in module.state_dict().items()},
+    }
+    owners: list[Any] = [owner for owner in (module, datamodule) if owner is not None]
+    for owner in owners:
+        if owner.hparams:
+            checkpoint[owner.CHECKPOINT_HYPER_PARAMS_KEY] = dict(owner.hparams)
+            if owner._hparams_name:
+                checkpoint[owner.CHECKPOINT_HYPER_PARAMS_NAME] = owner._hparams_name
+    if datamodule is not None and (state := datamodule.state_dict()):
+        checkpoint[type(datamodule).__qualname__] = state
+    if not weights_only:
+        checkpoint["callbacks"] = {c.state_key: state for c in callbacks if (state := c.state_dict())}
+        checkpoint["optimizer_states"] = []
+        checkpoint["lr_schedulers"] = []
+        checkpoint[FEDERATED_KEY] = federated
+    return checkpoint
+
+
+def write_checkpoint(checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """Write aside, flush, and rename: ``path`` is always a whole checkpoint, the former one until then."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path) as temporary:
+        torch.save(checkpoint, temporary)
+
+
+def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Load a checkpoint onto the CPU without unpickling anything but tensors and plain values.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if the file is no checkpoint, or holds other objects than tensors and plain values.
+    """
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"There is no checkpoint at {os.fspath(path)!r}.")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(f"{os.fspath(path)!r} cannot be read as a checkpoint: {first_line}") from error
+    if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
+        raise ValueError(f"{os.fspath(path)!r} is no Lightning checkpoint: it has no 'state_dict'.")
+    return checkpoint
+
+
+def load_weights(module: LightningModule, checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """Load a checkpoint's weights into a module.
+
+    Raises:
+        ValueError: if they are another model's.
+    """
+    try:
+        module.load_state_dict(checkpoint["state_dict"], strict=module.strict_loading)
+    except RuntimeError as error:
+        detail = " ".join(str(error).split())
+        detail = detail if len(detail) < 400 else detail[:400] + " ..."
+        raise ValueError(f"{os.fspath(path)!r} holds another model than {type(module).__name__}: {detail}") from error
+
+
+def load_callbacks(callbacks: list[Callback], checkpoint: dict[str, Any]) -> None:
+    """Give each callback the state saved under its ``state_key``."""
+    states = checkpoint.get("callbacks") or {}
+    for callback in callbacks:
+        state = states.get(callback.state_key)
+        if state is not None:
+            callback.load_state_dict(state)
+
+
+def find_last(root: str | os.PathLike[str]) -> Path:
+    """The newest checkpoint of the runs under ``root``.
+
+    Raises:
+        FileNotFoundError: if there is none.
+    """
+    paths = [path for path in Path(root).glob("**/*.ckpt") if not path.name.startswith(".")]
+    if not paths:
+        raise FileNotFoundError(f"`ckpt_path='last'` found no checkpoint under {os.fspath(root)!r}.")
+    return max(paths, key=lambda path: path.stat().st_mtime_ns)
+
+
+def check_resumable(checkpoint: dict[str, Any], path: str | os.PathLike[str], method: str, seed: int) -> None:
+    """Refuse a checkpoint that would not continue the run it comes from.
+
+    Raises:
+        ValueError: if it is no checkpoint of a federation, or one of another method or seed.
+    """
+    name = os.fspath(path)
+    state = checkpoint.get(FEDERATED_KEY)
+    if state is None:
+        raise ValueError(f"{name!r} holds weights only: resuming needs a checkpoint that `FederatedLoop.fit` wrote.")
+    if state["method"] != method:
+        raise ValueError(f"{name!r} comes from {state['method']}, this run uses {method}: resume with the same method.")
+    if state["seed"] != seed:
+        raise ValueError(f"{name!r} comes from seed {state['seed']}, this run uses {seed}: resume with the same seed.")

@@ -1,0 +1,209 @@
+"""Which samples each client has: kept, saved, counted, tabulated and drawn."""
+
+import hashlib
+import os
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from lightning_fedstop.data._checks import IntArray, label_vector, whole_number
+from lightning_fedstop.data.skew import Skew
+
+_KEYS = ("indices", "offsets", "num_samples", "fingerprint", "skew", "seed")
+
+
+def fingerprint(labels: Any) -> str:
+    """A digest of the labels in their order, by which a saved partition knows its training set."""
+    vector = label_vector(labels).astype("<i8")
+    return hashlib.sha256(vector.tobytes()).hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """The samples of each client, as one array of sample numbers and where each client's part starts.
+
+    Attributes:
+        indices: int64, shape ``(sum of sizes,)``; sample numbers, client after client.
+        offsets: int64, shape ``(N + 1,)``; client ``m`` has ``indices[offsets[m]:offsets[m + 1]]``.
+        num_samples: size of the training set.
+        fingerprint: digest of its labels.
+        skew: the skew in words.
+        seed: the seed of the draw.
+
+    Raises:
+        ValueError: if the arrays do not fit together.
+
+    >>> from lightning_fedstop.data.skew import Iid
+    >>> partition = Partition.create(Iid(), np.array([0, 1, 0, 1, 1]), num_clients=2)
+    >>> partition.sizes.tolist(), len(partition)
+    ([3, 2], 2)
+    """
+
+    indices: IntArray
+    offsets: IntArray
+    num_samples: int
+    fingerprint: str
+    skew: str = ""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        indices, offsets = self.indices, self.offsets
+        if any(array.ndim != 1 or array.dtype != np.int64 for array in (indices, offsets)) or len(offsets) < 2:
+            raise ValueError("A partition needs int64 vectors `indices` and `offsets`, the latter for at least 1 client.")
+        if offsets[0] != 0 or offsets[-1] != len(indices) or (np.diff(offsets) < 0).any():
+            raise ValueError(f"The `offsets` of a partition must rise from 0 to the {len(indices)} `indices` there are.")
+        if len(indices) and (indices.min() < 0 or indices.max() >= self.num_samples):
+            raise ValueError(f"The `indices` of a partition must be sample numbers from 0 to {self.num_samples - 1}.")
+        # Frozen fields alone would leave the memory writeable.
+        for name in ("indices", "offsets"):
+            view = getattr(self, name).view()
+            view.flags.writeable = False
+            object.__setattr__(self, name, view)
+
+    @classmethod
+    def create(cls, skew: Skew, labels: Any, num_clients: int, seed: int = 0) -> "Partition":
+        """Deal a training set.
+
+        Args:
+            skew: how.
+            labels: shape ``(n,)`` or ``(n, 1)``; the class of each sample (zeros, where there are no classes).
+            num_clients: N.
+            seed: decides every draw.
+
+        Raises:
+            ValueError: if the skew cannot deal the samples, or did not return ``num_clients`` lists.
+        """
+        vector = label_vector(labels)
+        lists = skew.partition(vector, num_clients, seed)
+        if len(lists) != num_clients:
+            raise ValueError(f"{skew!r} returned {len(lists)} index lists for {num_clients} clients.")
+        offsets = np.cumsum([0, *map(len, lists)], dtype=np.int64)
+        indices = np.concatenate(lists).astype(np.int64)
+        return cls(indices, offsets, len(vector), fingerprint(vector), repr(skew), seed)
+
+    def __len__(self) -> int:
+        """The number of clients."""
+        return len(self.offsets) - 1
+
+    def __getitem__(self, client: int) -> IntArray:
+        """The sample numbers of a client, shape ``(n_m,)``."""
+        if not 0 <= client < len(self):
+            raise IndexError(f"Client {client} does not exist: there are {len(self)}, counted from 0.")
+        return self.indices[self.offsets[client] : self.offsets[client + 1]]
+
+    @property
+    def sizes(self) -> IntArray:
+        """Samples per client, shape ``(N,)``."""
+        return np.diff(self.offsets)
+
+    def class_counts(self, labels: Any, num_classes: int) -> IntArray:
+        """Samples of each class at each client, shape ``(N, C)``.
+
+        Raises:
+            ValueError: if ``labels`` are not the partitioned ones, or lie outside ``0..num_classes - 1``.
+        """
+        vector = label_vector(labels)
+        whole_number("num_classes", num_classes, 1)
+        if len(vector) != self.num_samples or vector.min() < 0 or vector.max() >= num_classes:
+            raise ValueError(
+                f"`labels` must be the {self.num_samples} classes of the training set, from 0 to {num_classes - 1}; got "
+                f"{len(vector)} from {vector.min()} to {vector.max()}."
+            )
+        cells = np.repeat(np.arange(len(self)), self.sizes) * num_classes + vector[self.indices]
+        return np.bincount(cells, minlength=len(self) * num_classes).reshape(len(self), num_classes).astype(np.int64)
+
+    def save(self, path: str | Path) -> Path:
+        """Write a ``.npz`` file (folders are made, an existing file is replaced in one step) and return its path."""
+        path = Path(path) if str(path).endswith(".npz") else Path(f"{path}.npz")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        with aside.open("wb") as file:
+            np.savez_compressed(file, **{key: np.asarray(getattr(self, key)) for key in _KEYS})
+        aside.replace(path)
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path, labels: Any = None, num_clients: int | None = None) -> "Partition":
+        """Read a saved partition.
+
+        Args:
+            path: the ``.npz`` file.
+            labels: if given, the labels it must have been made for.
+            num_clients: if given, the number of clients it must have.
+
+        Raises:
+            FileNotFoundError: if there is no such file.
+            ValueError: if it is no partition, or one of other data or another number of clients.
+        """
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"There is no saved partition at '{path}'.")
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                found = {key: file[key] for key in _KEYS}
+            partition = cls(
+                found["indices"],
+                found["offsets"],
+                int(found["num_samples"]),
+                str(found["fingerprint"]),
+                str(found["skew"]),
+                int(found["seed"]),
+            )
+        except (KeyError, ValueError, TypeError, OSError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+            raise ValueError(f"'{path}' is not a saved partition: {error}.") from error
+        if num_clients is not None and len(partition) != num_clients:
+            raise ValueError(f"The partition '{path}' has {len(partition)} clients, but `num_clients={num_clients}`.")
+        if labels is not None and fingerprint(labels) != partition.fingerprint:
+            raise ValueError(
+                f"The partition '{path}' was made for other data: the labels of its {partition.num_samples} samples "
+                f"are not those of this training set of {len(label_vector(labels))}."
+            )
+        return partition
+
+    def table(
+        self, labels: Any = None, num_classes: int | None = None, class_names: Sequence[str] | None = None
+    ) -> Table:
+        """A table of sizes and classes per client; above 20 clients the range and the first 10.
+
+        Args:
+            labels: the labels of the training set; without them only sizes are shown.
+            num_classes: C; by default the largest label plus 1.
+            class_names: C names for the columns.
+        """
+        from lightning_fedstop.data._report import partition_table
+
+        return partition_table(self, labels, num_classes, class_names)
+
+    def describe(
+        self, labels: Any = None, num_classes: int | None = None, class_names: Sequence[str] | None = None
+    ) -> str:
+        """:meth:`table` as plain text."""
+        from lightning_fedstop.data._report import as_text
+
+        return as_text(self.table(labels, num_classes, class_names))
+
+    def plot(
+        self,
+        path: str | Path,
+        labels: Any = None,
+        num_classes: int | None = None,
+        class_names: Sequence[str] | None = None,
+    ) -> Path:
+        """Write a picture of clients by classes and return its path.
+
+        Args:
+            path: the file; its ending (``.png``, ``.svg``, ``.pdf``) says which kind.
+            labels: the labels of the training set; without them only sizes are drawn.
+            num_classes: C; by default the largest label plus 1.
+            class_names: C names for the rows.
+
+        Raises:
+            ValueError: if the ending is unknown.
+        """
+        from lightning_fedstop.data._report import partition_picture
+
+        return partition_picture(self, path, labels, num_classes, class_names)

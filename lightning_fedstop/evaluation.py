@@ -1,0 +1,119 @@
+"""Evaluation of the global model on validation or test data."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence, Sized
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+
+from lightning_fedstop.hooks import Hooks
+from lightning_fedstop.local import limited
+from lightning_fedstop.results import Reduce, ResultCollector, Results
+from lightning_fedstop.transfer import BatchTransfer
+
+
+def as_loaders(loaders: Any) -> list[Iterable[Any]]:
+    """The loaders in what ``val_dataloader`` or ``test_dataloader`` may return, as a list; none of them if ``None``."""
+    if loaders is None:
+        return []
+    if isinstance(loaders, dict):
+        return list(loaders.values())
+    if isinstance(loaders, Sequence):
+        return list(loaders)
+    return [loaders]
+
+
+class Evaluator:
+    """Runs ``validation_step`` or ``test_step`` over loaders, with the hooks of a ``Trainer``.
+
+    The batches are dealt to the processes in turn.
+
+    Args:
+        module: the module, which holds the global model.
+        fabric: precision and processes.
+        transfer: brings a batch to the device.
+        collector: takes what the module logs.
+        hooks: calls the hooks of callbacks and module.
+        stage: ``"validation"`` or ``"test"``.
+        limit: at most this many batches of a loader (int), or this share of them (float).
+    """
+
+    def __init__(
+        self,
+        module: LightningModule,
+        fabric: Fabric,
+        transfer: BatchTransfer,
+        collector: ResultCollector,
+        hooks: Hooks,
+        stage: str,
+        limit: int | float | None,
+    ) -> None:
+        self.module = module
+        self.fabric = fabric
+        self.transfer = transfer
+        self.collector = collector
+        self.hooks = hooks
+        self.stage = stage
+        self.limit = limit
+        self.step = getattr(module, f"{stage}_step")
+
+    def runs_on(self, loaders: Sequence[Iterable[Any]]) -> bool:
+        """Whether there is anything to do: data, a step of the module's own, and a limit above 0."""
+        return bool(loaders) and is_overridden(f"{self.stage}_step", self.module) and self.limit != 0
+
+    def num_batches(self, loaders: Sequence[Iterable[Any]]) -> list[int | float]:
+        """Batches per loader; infinite where a loader does not know."""
+        counts: list[int | float] = []
+        for loader in loaders:
+            total = len(loader) if isinstance(loader, Sized) else math.inf
+            if isinstance(self.limit, float):
+                total = max(1, int(self.limit * total))
+            elif self.limit is not None:
+                total = min(self.limit, total)
+            counts.append(total)
+        return counts
+
+    def run(
+        self,
+        loaders: Sequence[Iterable[Any]],
+        reduce: Reduce,
+        gather: Callable[[list[Any]], Iterable[Any]],
+        report: Callable[[Results], None],
+    ) -> None:
+        """Evaluate; ``report`` takes the metrics before the last hook, whose callbacks may monitor them."""
+        stage, hooks = self.stage, self.hooks
+        with self.collector.attached(), torch.no_grad():
+            hooks(f"on_{stage}_model_eval")
+            was_training = [module for module in self.module.modules() if module.training]
+            self.module.eval()
+            hooks(f"on_{stage}_start")
+            hooks(f"on_{stage}_epoch_start")
+            for index, loader in enumerate(loaders):
+                self.collector.dataloader_suffix = f"/dataloader_idx_{index}" if len(loaders) > 1 else ""
+                self._run_loader(index, loader)
+            self.collector.dataloader_suffix = ""
+            hooks(f"on_{stage}_epoch_end")
+            report(self.collector.compute(reduce, gather))
+            hooks(f"on_{stage}_end")
+            for module in was_training:
+                module.training = True
+            hooks(f"on_{stage}_model_train")
+
+    def _run_loader(self, index: int, loader: Iterable[Any]) -> None:
+        takes_batch_idx = is_param_in_hook_signature(self.step, "batch_idx", min_args=2)
+        takes_loader_idx = is_param_in_hook_signature(self.step, "dataloader_idx", min_args=3)
+        for batch_idx, batch in enumerate(limited(loader, self.limit)):
+            if batch_idx % self.fabric.world_size != self.fabric.global_rank:
+                continue
+            batch = self.transfer(batch, index)
+            self.hooks(f"on_{self.stage}_batch_start", batch, batch_idx, index)
+            self.collector.start_batch(batch)
+            arguments = [batch, batch_idx, index][: 1 + takes_batch_idx + takes_loader_idx]
+            with self.fabric.autocast(), self.hooks.naming(f"{self.stage}_step"):
+                outputs = self.step(*arguments)
+            self.hooks(f"on_{self.stage}_batch_end", outputs, batch, batch_idx, index)
+        self.collector.start_batch(None)

@@ -1,0 +1,81 @@
+"""Calls hooks of callbacks and of the module in a ``Trainer``'s order."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from lightning_fedstop.trainer_interface import TrainerInterface
+
+Bound = list[Callable[..., Any]]
+
+
+class Hooks:
+    """Calls hooks by name: the callbacks' with ``(loop, module, ...)``, then the module's with ``(...)``.
+
+    As in a ``Trainer``, ``EarlyStopping`` and ``Checkpoint`` callbacks see ``on_train_epoch_end`` last: by
+    :meth:`monitoring`, when what the others logged there can be monitored. Hooks that nobody overrides cost one
+    dictionary look-up.
+
+    Args:
+        loop: passed to callbacks as their trainer.
+        module: passed to callbacks, and owner of its own hooks.
+    """
+
+    def __init__(self, loop: TrainerInterface, module: LightningModule) -> None:
+        self.loop = loop
+        self.module = module
+        self._bound: dict[str, Bound] = {}
+
+    def __call__(self, name: str, *args: Any) -> list[Any]:
+        """Call one hook and give what each of its owners returned."""
+        bound = self._bound.get(name)
+        if bound is None:
+            bound = self._bound[name] = self._bind(name)
+        if not bound:
+            return []
+        with self.naming(name):
+            return [hook(*args) for hook in bound]
+
+    @contextmanager
+    def naming(self, name: str | None) -> Iterator[None]:
+        """Let the module know which hook is running."""
+        before = self.module._current_fx_name
+        self.module._current_fx_name = name
+        try:
+            yield
+        finally:
+            self.module._current_fx_name = before
+
+    def monitoring(self, name: str) -> None:
+        """Call one hook of the callbacks that monitor what the others and the module logged in it."""
+        callbacks = [c for c in self.loop.callbacks if isinstance(c, EarlyStopping | Checkpoint)]
+        with self.naming(name):
+            for hook in self._of_callbacks(callbacks, name):
+                hook()
+
+    def _bind(self, name: str) -> Bound:
+        callbacks = self.loop.callbacks
+        if name == "on_train_epoch_end":
+            callbacks = [c for c in callbacks if not isinstance(c, EarlyStopping | Checkpoint)]
+        return self._of_callbacks(callbacks, name) + self._of_module(name)
+
+    def _of_callbacks(self, callbacks: Sequence[Callback], name: str) -> Bound:
+        return [self._with_module(getattr(c, name)) for c in callbacks if _has(c, name, Callback)]
+
+    def _with_module(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: hook(self.loop, self.module, *args)
+
+    def _of_module(self, name: str) -> Bound:
+        return [getattr(self.module, name)] if _has(self.module, name, LightningModule) else []
+
+
+def _has(owner: Any, name: str, parent: type) -> bool:
+    """Whether ``owner`` has a hook of its own; hooks that only this package knows need no parent."""
+    if not callable(getattr(owner, name, None)):
+        return False
+    # Lightning's check sees through mocks, partials and hooks set on the instance.
+    return not hasattr(parent, name) or is_overridden(name, owner, parent=parent)

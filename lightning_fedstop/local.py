@@ -1,0 +1,222 @@
+"""The one local training loop of the package."""
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from lightning_fedstop.methods.base import Client, FederatedMethod, LocalStep
+from lightning_fedstop.parameters import FlatParameters
+from lightning_fedstop.results import ResultCollector
+from lightning_fedstop.solver import LocalSolver
+from lightning_fedstop.transfer import BatchTransfer
+
+log = logging.getLogger(__name__)
+
+CallHook = Callable[..., list[Any]]
+"""Calls a hook of all callbacks and of the module, and gives what they return."""
+
+
+@dataclass
+class LocalUpdate:
+    """What a client sends back.
+
+    Attributes:
+        delta: shape ``(d,)``; Delta_m, the last local model minus the global model, in the global model's dtype.
+        steps: K_m, the local steps taken.
+    """
+
+    delta: Tensor
+    steps: int
+
+
+class LocalTrainer:
+    """Trains one client after the other in the one module of this process.
+
+    Each step follows the same order (methods.md, section 0): gradient, the method's correction, clip, then the
+    optimizer with its weight decay and momentum.
+
+    Args:
+        module: the module to train; it holds the global model when :meth:`train` is called.
+        method: the federated method.
+        parameters: the module's trainable parameters as a vector.
+        solver: the module's optimizer.
+        fabric: precision and device.
+        transfer: brings a batch to the device.
+        collector: takes what the module logs.
+        call_hook: calls the batch hooks of callbacks and module.
+        local_epochs: E, passes over a client's data.
+        gradient_clip_val: C, the largest norm of the corrected gradient, or ``None``.
+        limit_train_batches: at most this many batches of a client (int), or this share (float), in each local epoch.
+    """
+
+    def __init__(
+        self,
+        module: LightningModule,
+        method: FederatedMethod,
+        parameters: FlatParameters,
+        solver: LocalSolver,
+        fabric: Fabric,
+        transfer: BatchTransfer,
+        collector: ResultCollector,
+        call_hook: CallHook,
+        local_epochs: int,
+        gradient_clip_val: float | None,
+        limit_train_batches: int | float | None,
+    ) -> None:
+        self.module = module
+        self.method = method
+        self.parameters = parameters
+        self.solver = solver
+        self.precision = fabric.strategy.precision
+        self.autocast = fabric.autocast
+        self.transfer = transfer
+        self.collector = collector
+        self.call_hook = call_hook
+        self.local_epochs = local_epochs
+        self.gradient_clip_val = gradient_clip_val
+        self.limit_train_batches = limit_train_batches
+        self.scaler = getattr(self.precision, "scaler", None)
+        self._scaler_state = self.scaler.state_dict() if self.scaler else None
+        self._takes_batch_idx = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+        self._owns_clipping = is_overridden("configure_gradient_clipping", module)
+        self._owns_step = is_overridden("optimizer_step", module)
+        self._wants_closure = "closure" in inspect.signature(self.solver.optimizer.step).parameters and isinstance(
+            self.solver.optimizer, torch.optim.LBFGS
+        )
+
+    def train(self, client: Client, batches: Iterable[Any]) -> LocalUpdate:
+        """Run the client's local steps.
+
+        Args:
+            client: who trains.
+            batches: iterated once per local epoch; each iteration gives the client's batches anew.
+
+        Returns:
+            The client's update; ``steps`` is 0 if there was no batch.
+        """
+        self.parameters.vector.copy_(client.theta)
+        self.solver.start_client()
+        if self.scaler:
+            self.scaler.load_state_dict(self._scaler_state)
+        self.method.start(client)
+        steps = 0
+        for _ in range(self.local_epochs):
+            for batch_idx, batch in enumerate(limited(batches, self.limit_train_batches)):
+                batch = self.transfer(batch)
+                if -1 in self.call_hook("on_train_batch_start", batch, batch_idx):
+                    break
+                self.collector.start_batch(batch)
+                outputs = self._step(client, steps, batch, batch_idx)
+                steps += outputs is not None
+                self.call_hook("on_train_batch_end", outputs, batch, batch_idx)
+        self.collector.start_batch(None)
+        delta = self.parameters.vector.to(client.theta.dtype) - client.theta
+        return LocalUpdate(delta, steps)
+
+    def _step(self, client: Client, k: int, batch: Any, batch_idx: int) -> Any:
+        """One local step; gives what ``training_step`` returned, ``None`` if it skipped the batch."""
+        optimizer = self.solver.optimizer
+        outputs: list[Any] = []
+
+        def backward(first: bool) -> None:
+            outputs.append(self._backward(batch, batch_idx, first))
+
+        def closure() -> Tensor | None:
+            outputs.clear()
+            step = LocalStep(client, k, self.parameters.vector, self.parameters.grad, backward)
+            self.method.gradient(step)
+            if outputs[0] is None:
+                return None
+            with torch.no_grad():
+                self.method.correct(step)
+            self._clip()
+            self.call_hook("on_before_optimizer_step", optimizer)
+            return _loss_of(outputs[0])
+
+        if self._owns_step:
+            self.module.optimizer_step(self.module.current_epoch, batch_idx, optimizer, closure)
+        elif self._wants_closure:
+            optimizer.step(closure)  # type: ignore[arg-type]
+        elif closure() is not None:
+            if self.scaler:
+                # The scaler's own step divides by its scale, and skips the step if something is not finite.
+                self.parameters.grad.mul_(self.scaler.get_scale())
+            self.precision.optimizer_step(optimizer)
+        return outputs[0] if outputs else None
+
+    def _backward(self, batch: Any, batch_idx: int, first: bool) -> Any:
+        """Fill the gradient vector at the module's present parameters; gives what ``training_step`` returned."""
+        self.call_hook("on_before_zero_grad", self.solver.optimizer)
+        self.parameters.zero_grad()
+        arguments = (batch, batch_idx) if self._takes_batch_idx else (batch,)
+        with torch.enable_grad(), self.autocast(), frozen_statistics(self.module, not first):
+            with self.collector.muted(not first):
+                outputs = self.module.training_step(*arguments)
+        loss = _loss_of(outputs)
+        if loss is None:
+            return None
+        self.call_hook("on_before_backward", loss)
+        self.precision.backward(loss, self.module)
+        self.call_hook("on_after_backward")
+        self.parameters.gather_grad()
+        if self.scaler:
+            self.parameters.grad.div_(self.scaler.get_scale())
+        return outputs
+
+    def _clip(self) -> None:
+        """V * min(1, C / (||v|| + 1e-6)), over the whole trainable vector."""
+        if self._owns_clipping:
+            self.module.configure_gradient_clipping(self.solver.optimizer, self.gradient_clip_val, None)
+        elif self.gradient_clip_val is not None:
+            norm = torch.linalg.vector_norm(self.parameters.grad)
+            self.parameters.grad.mul_((self.gradient_clip_val / (norm + 1e-6)).clamp(max=1.0))
+
+
+def _loss_of(outputs: Any) -> Tensor | None:
+    """The loss in what ``training_step`` returned.
+
+    Raises:
+        TypeError: if there is none.
+    """
+    loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+    if loss is None or isinstance(loss, Tensor):
+        return loss
+    raise TypeError(
+        f"`training_step` must return a loss tensor, a dict with 'loss', or None, got {type(loss).__name__}."
+    )
+
+
+def limited(batches: Iterable[Any], limit: int | float | None) -> Iterator[Any]:
+    """The first ``limit`` batches (int), that share of them (float), or all (``None``)."""
+    if isinstance(limit, float):
+        limit = max(1, int(limit * len(batches))) if limit > 0 else 0  # type: ignore[arg-type]
+    return islice(batches, limit)
+
+
+@contextmanager
+def frozen_statistics(module: torch.nn.Module, frozen: bool) -> Iterator[None]:
+    """Keep the running statistics of all normalisation layers as they are, while they normalise by the batch."""
+    if not frozen:
+        yield
+        return
+    layers = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    saved = [{name: buffer.clone() for name, buffer in layer.named_buffers(recurse=False)} for layer in layers]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for layer, buffers in zip(layers, saved, strict=True):
+                for name, buffer in buffers.items():
+                    getattr(layer, name).copy_(buffer)

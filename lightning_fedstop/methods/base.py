@@ -1,0 +1,167 @@
+"""The seam of a federated method: arithmetic on flat vectors, called from the one local training loop.
+
+A method never loops over batches and never touches a module, a device or a data loader. Its vectors have the trainable
+dimension ``d`` last, so that the same lines serve one client, ``(d,)``, and a stack of clients, ``(M, d)``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+EPSILON = 1e-7
+"""Added to a norm before dividing by it."""
+
+
+def normalized(vector: Tensor) -> Tensor:
+    """n(v) = v / (||v|| + eps) over the last dimension; the zero vector stays zero.
+
+    >>> normalized(torch.tensor([0.0, 0.0]))
+    tensor([0., 0.])
+    """
+    unit: Tensor = vector / (torch.linalg.vector_norm(vector, dim=-1, keepdim=True) + EPSILON)
+    return unit
+
+
+@dataclass
+class Federation:
+    """What a method may know before the first round.
+
+    Attributes:
+        num_clients: N, all clients of the federation.
+        theta: shape ``(d,)``; the initial global model.
+    """
+
+    num_clients: int
+    theta: Tensor
+
+
+@dataclass
+class Client:
+    """One client in one round.
+
+    Attributes:
+        index: which client, from 0.
+        round: the round, from 1.
+        num_samples: n_m, always at least 1: a client without samples takes no part.
+        theta: shape ``(d,)``; the global model at the round's start.
+        lr: the local learning rate of this round.
+        momentum: the heavy-ball momentum of the local solver, 0 if it has none.
+        vectors: what :meth:`FederatedMethod.start` prepared for the local steps, by name.
+    """
+
+    index: int
+    round: int
+    num_samples: int
+    theta: Tensor
+    lr: float
+    momentum: float
+    vectors: dict[str, Tensor] = field(default_factory=dict)
+
+
+class LocalStep:
+    """One local step, as a method sees it.
+
+    Attributes:
+        client: whose step it is.
+        k: the step's number within the round, from 0.
+        x: shape ``(d,)``; the local model.
+        grad: shape ``(d,)``; the gradient, filled by :meth:`backward` and changed in place by the method.
+    """
+
+    def __init__(self, client: Client, k: int, x: Tensor, grad: Tensor, backward: Callable[[bool], None]) -> None:
+        self.client = client
+        self.k = k
+        self.x = x
+        self.grad = grad
+        self._backward = backward
+        self._passes = 0
+
+    def backward(self, perturbation: Tensor | None = None) -> Tensor:
+        """Fill :attr:`grad` with the loss gradient on the step's batch, at ``x`` or at ``x + perturbation``.
+
+        ``x`` is put back from a copy, exactly. Running statistics and logged values come from the first pass of a step
+        alone.
+
+        Returns:
+            :attr:`grad`.
+        """
+        first = self._passes == 0
+        self._passes += 1
+        if perturbation is None:
+            self._backward(first)
+            return self.grad
+        before = self.x.clone()
+        self.x.add_(perturbation)
+        try:
+            self._backward(first)
+        finally:
+            self.x.copy_(before)
+        return self.grad
+
+
+class FederatedMethod:
+    """A federated method; this class itself is the frame that every method fills in where it differs.
+
+    Args:
+        server_lr: eta_g, the factor on the mean update in the server step.
+
+    Raises:
+        ValueError: if ``server_lr`` is not positive and finite.
+    """
+
+    gradients_per_step = 1
+    """Backward passes of one local step."""
+
+    def __init__(self, server_lr: float = 1.0) -> None:
+        self.server_lr = positive("server_lr", server_lr, self)
+
+    def setup(self, federation: Federation) -> None:
+        """Create the server's state, before round 1 or before a checkpoint is loaded."""
+
+    def start(self, client: Client) -> None:
+        """Put into ``client.vectors`` what the client's steps need this round."""
+
+    def gradient(self, step: LocalStep) -> None:
+        """Fill ``step.grad``: one backward pass at ``x`` unless the method perturbs."""
+        step.backward()
+
+    def correct(self, step: LocalStep) -> None:
+        """Add the method's terms to ``step.grad``, in place, before the clip."""
+
+    def finish(self, client: Client, delta: Tensor, steps: int) -> None:
+        """Update the client's state and add to the round's running sums.
+
+        Args:
+            client: the client, with the vectors of :meth:`start`.
+            delta: shape ``(d,)``; Delta_m, the client's last model minus the model it started from.
+            steps: K_m, the local steps really taken.
+        """
+
+    def aggregate(self, theta: Tensor, mean_delta: Tensor) -> Tensor:
+        """The server step, after the round's last client: theta_r = theta_{r-1} + eta_g * mean Delta_m.
+
+        Args:
+            theta: shape ``(d,)``; the global model of the round's start.
+            mean_delta: shape ``(d,)``, float64; the weighted mean of the clients' Delta_m.
+
+        Returns:
+            shape ``(d,)``; the new global model.
+        """
+        return (theta + self.server_lr * mean_delta).to(theta.dtype)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The server's and the touched clients' state, as tensors and plain values."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the state of :meth:`state_dict` back."""
+
+
+def positive(name: str, value: float, owner: object) -> float:
+    """``value``, refused unless it is a finite number above 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise ValueError(f"`{name}` of {type(owner).__name__} must be a finite number above 0, got {value!r}.")
+    return float(value)

@@ -1,0 +1,102 @@
+"""A module's trainable parameters and gradients as one vector each.
+
+The vectors and the module share memory: writing to the vector moves the model, a backward pass fills the gradient
+vector, and nothing is copied in between.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+class FlatParameters:
+    """The ``d`` trainable parameters of a module as one vector, and their gradients as another.
+
+    Frozen parameters (``requires_grad=False``) and buffers are left where they are. ``requires_grad`` is never changed.
+
+    Args:
+        module: the module whose parameters move into the vector. It stays usable as before; after :meth:`release` its
+            parameters own their memory again.
+
+    Attributes:
+        vector: shape ``(d,)``; the parameters, in the order of ``module.parameters()``.
+        grad: shape ``(d,)``; their gradients.
+
+    Raises:
+        ValueError: if the module has no trainable parameter, a lazy one that was never run, or trainable parameters of
+            more than one dtype or device.
+
+    >>> layer = nn.Linear(2, 1)
+    >>> flat = FlatParameters(layer)
+    >>> flat.vector.zero_().shape
+    torch.Size([3])
+    >>> layer.weight.tolist()
+    [[0.0, 0.0]]
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        self._check(module)
+        self.parameters = [parameter for _, parameter in self.named]
+        first = self.parameters[0]
+        self.sizes = [parameter.numel() for parameter in self.parameters]
+        self.vector = torch.empty(sum(self.sizes), dtype=first.dtype, device=first.device)
+        self.grad = torch.zeros_like(self.vector)
+        self._grads = [
+            g.view(p.shape) for g, p in zip(torch.split(self.grad, self.sizes), self.parameters, strict=True)
+        ]
+        for part, parameter in zip(torch.split(self.vector, self.sizes), self.parameters, strict=True):
+            part.copy_(parameter.detach().reshape(-1))
+            parameter.data = part.view(parameter.shape)
+
+    def _check(self, module: nn.Module) -> None:
+        who = type(module).__name__
+        if not self.named:
+            raise ValueError(f"{who} has no trainable parameter: at least one needs `requires_grad=True`.")
+        for name, parameter in self.named:
+            if isinstance(parameter, nn.parameter.UninitializedParameter):
+                raise ValueError(f"Parameter {name!r} of {who} is lazy: run one batch through the module before `fit`.")
+        dtypes = sorted({str(parameter.dtype) for _, parameter in self.named})
+        devices = sorted({str(parameter.device) for _, parameter in self.named})
+        if len(dtypes) > 1 or len(devices) > 1:
+            raise ValueError(
+                f"The trainable parameters of {who} must share one dtype and one device, got {dtypes} on {devices}."
+            )
+
+    def __len__(self) -> int:
+        return self.vector.numel()
+
+    def zero_grad(self) -> None:
+        """Set all gradients to zero and attach them to the parameters, so that a backward pass adds to the vector."""
+        self.grad.zero_()
+        for parameter, grad in zip(self.parameters, self._grads, strict=True):
+            parameter.grad = grad
+
+    def gather_grad(self) -> None:
+        """Bring gradients that something replaced, instead of adding to, back into the vector."""
+        for parameter, grad in zip(self.parameters, self._grads, strict=True):
+            if parameter.grad is grad:
+                continue
+            if parameter.grad is None:
+                grad.zero_()
+            else:
+                grad.copy_(parameter.grad)
+            parameter.grad = grad
+
+    @contextmanager
+    def holding(self, vector: Tensor) -> Iterator[None]:
+        """Let the module hold ``vector`` (shape ``(d,)``) inside the block, and what it held before afterwards."""
+        before = self.vector.clone()
+        self.vector.copy_(vector)
+        try:
+            yield
+        finally:
+            self.vector.copy_(before)
+
+    def release(self) -> None:
+        """Give each parameter its own memory again and drop the gradients."""
+        for parameter in self.parameters:
+            parameter.data = parameter.data.clone()
+            parameter.grad = None

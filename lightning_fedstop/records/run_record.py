@@ -1,0 +1,196 @@
+"""What a run leaves behind: a version folder with one row a round and a summary."""
+
+import csv
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+ROUNDS_FILE = "metrics.csv"
+SUMMARY_FILE = "summary.json"
+
+COLUMNS = (
+    "round",
+    "distance",
+    "growth_rate",
+    "wait_count",
+    "train_loss",
+    "val_loss",
+    "val_acc",
+    "val_f1",
+    "test_loss",
+    "test_acc",
+    "test_f1",
+    "lr",
+    "clients",
+    "samples",
+    "seconds_train",
+    "seconds_eval",
+    "seconds_callbacks",
+)
+"""The columns every record starts with; a value that a round lacks leaves its field empty."""
+
+RENAMED = {
+    "task_vector/distance": "distance",
+    "task_vector/growth_rate": "growth_rate",
+    "task_vector/wait_count": "wait_count",
+}
+"""Logged names that have a column of another name."""
+
+
+class RunRecord(Logger):
+    """The record of one run, ``<root>/lightning_logs/version_<n>``; also the logger of a run that names no other.
+
+    Args:
+        root: folder the versions are counted in.
+        name: the folder between ``root`` and the version.
+        version: the version's number, or ``None`` for the next free one, taken when the record is opened.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], name: str = "lightning_logs", version: int | None = None) -> None:
+        super().__init__()
+        self._root = Path(root)
+        self._name = name
+        self._version = version
+        self._columns: list[str] = []
+
+    @property
+    def name(self) -> str:
+        """The folder the versions lie in."""
+        return self._name
+
+    @property
+    def version(self) -> int:
+        """The version's number."""
+        if self._version is None:
+            self.open()
+        assert self._version is not None
+        return self._version
+
+    @property
+    def root_dir(self) -> str:
+        """``<root>/<name>``."""
+        return str(self._root / self._name)
+
+    @property
+    def save_dir(self) -> str:
+        """``<root>``."""
+        return str(self._root)
+
+    @property
+    def log_dir(self) -> str:
+        """The version folder, ``<root>/<name>/version_<n>``."""
+        return str(self._root / self._name / f"version_{self.version}")
+
+    def open(self) -> None:
+        """Take the next free version folder. The folder itself is the claim, so two runs never share one."""
+        folder = self._root / self._name
+        folder.mkdir(parents=True, exist_ok=True)
+        number = max((_number(path) for path in folder.glob("version_*")), default=-1) + 1
+        while True:
+            try:
+                (folder / f"version_{number}").mkdir()
+            except FileExistsError:
+                number += 1
+                continue
+            self._version = number
+            return
+
+    def log_hyperparams(self, params: Any = None, *args: Any, **kwargs: Any) -> None:
+        """Nothing to do: the configuration is saved beside the record."""
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Nothing to do: the loop writes whole rows with :meth:`write_round`."""
+
+    @rank_zero_only
+    def write_round(self, row: Mapping[str, Any]) -> None:
+        """Append one row and flush it to disk; a name never seen before becomes a new last column."""
+        row = {RENAMED.get(key, key): value for key, value in row.items()}
+        path = Path(self.log_dir) / ROUNDS_FILE
+        if not self._columns:
+            self._columns = _header(path) or list(COLUMNS)
+        new = [key for key in row if key not in self._columns]
+        if new or not path.exists():
+            self._columns += new
+            self._rewrite(path)
+        with path.open("a", newline="") as file:
+            csv.DictWriter(file, self._columns).writerow({key: _number_text(value) for key, value in row.items()})
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _rewrite(self, path: Path) -> None:
+        rows = read_rounds(path) if path.exists() else []
+        with atomic_file(path) as temporary, temporary.open("w", newline="") as file:
+            writer = csv.DictWriter(file, self._columns)
+            writer.writeheader()
+            writer.writerows(rows)
+
+    @rank_zero_only
+    def continue_from(self, log_dir: str, last_row: Mapping[str, Any] | None, round: int) -> None:
+        """Begin with the rows of an earlier run, which this one continues.
+
+        Args:
+            log_dir: the earlier run's version folder; it stays as it is.
+            last_row: the row of ``round`` as its checkpoint holds it, in case that run ended before writing it.
+            round: the last round to take over; ``last_row`` replaces that round's row.
+        """
+        earlier = Path(log_dir) / ROUNDS_FILE
+        before = round if last_row is None else round - 1
+        rows = [row for row in read_rounds(earlier) if int(row["round"]) <= before] if earlier.exists() else []
+        for row in [*rows, *([last_row] if last_row is not None else [])]:
+            self.write_round({key: value for key, value in row.items() if value != ""})
+
+    @rank_zero_only
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write ``summary.json`` aside and rename it into place."""
+        with atomic_file(Path(self.log_dir) / SUMMARY_FILE) as temporary:
+            temporary.write_text(json.dumps(summary, indent=2) + "\n")
+
+
+class atomic_file:
+    """A path to write to, flushed and renamed to ``path`` if the block succeeds and removed if it does not."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
+
+    def __enter__(self) -> Path:
+        return self.temporary
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        if kind is not None:
+            self.temporary.unlink(missing_ok=True)
+            return
+        with self.temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(self.temporary, self.path)
+
+
+def read_rounds(path: str | os.PathLike[str]) -> list[dict[str, str]]:
+    """The rows of a ``metrics.csv``, as text; an empty field means that the round has no such value."""
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _header(path: Path) -> list[str]:
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return next(csv.reader(file), [])
+
+
+def _number(path: Path) -> int:
+    suffix = path.name.removeprefix("version_")
+    return int(suffix) if suffix.isdigit() else -1
+
+
+def _number_text(value: Any) -> Any:
+    """Integers as integers, other numbers with all the digits that tell them apart."""
+    if isinstance(value, int | str) or value is None:
+        return value
+    value = float(value)
+    return int(value) if value.is_integer() and abs(value) < 2**53 else repr(value)

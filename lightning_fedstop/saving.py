@@ -1,0 +1,202 @@
+"""What leaves the loop: checkpoints, rows of the record, reports to loggers, the summary."""
+
+import os
+import time
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor
+
+from lightning_fedstop import checkpoint as checkpoints
+from lightning_fedstop.methods import FederatedMethod
+from lightning_fedstop.parameters import FlatParameters
+from lightning_fedstop.records.run_record import RunRecord
+from lightning_fedstop.records.summary import describe, summarize
+from lightning_fedstop.results import Results
+from lightning_fedstop.seeding import resolve_seed
+from lightning_fedstop.server import Server
+from lightning_fedstop.trainer_interface import TrainerInterface
+
+
+class Saving(TrainerInterface):
+    """The part of :class:`~lightning_fedstop.loop.FederatedLoop` that writes, and reads back, what a run is.
+
+    Attributes:
+        row: the present round's row, as far as the loop itself fills it.
+        pending: whether callbacks have yet to see the present round's end.
+    """
+
+    method: FederatedMethod
+    module: LightningModule
+    server: Server
+    seed: int | None
+    parameters: FlatParameters | None
+    record: RunRecord | None
+    row: dict[str, Any]
+    pending: bool
+    nonfinite_reason: str | None
+    _began: float
+    _prints: bool
+    log_dir: str | None
+    _default_checkpoint: ModelCheckpoint | None
+
+    def save_checkpoint(
+        self, filepath: str | os.PathLike[str], weights_only: bool | None = None, storage_options: Any = None
+    ) -> None:
+        """Write an ordinary Lightning checkpoint of the global model, whichever client is training.
+
+        Args:
+            filepath: where; written aside and renamed.
+            weights_only: leave out what only continuing a run needs.
+            storage_options: not supported; ``None``.
+
+        Raises:
+            ValueError: if ``storage_options`` are given.
+            RuntimeError: outside a fit.
+        """
+        if storage_options is not None:
+            raise ValueError("`storage_options` must be None: checkpoints are written to a local file system.")
+        if self.parameters is None:
+            raise RuntimeError("`save_checkpoint` needs a model: call it while `fit` runs.")
+        with self.server.holding_theta():
+            checkpoint = checkpoints.dump_checkpoint(
+                self.module,
+                self.datamodule,
+                self._stateful_callbacks(),
+                epoch=max(self.global_step - 1, 0),
+                global_step=self.global_step,
+                federated=self._federated_state(),
+                weights_only=bool(weights_only),
+            )
+        if not weights_only:
+            for callback in self.callbacks:
+                callback.on_save_checkpoint(self, self.module, checkpoint)  # type: ignore[arg-type]
+        self.module.on_save_checkpoint(checkpoint)
+        if self.is_global_zero:
+            checkpoints.write_checkpoint(checkpoint, filepath)
+        self.fabric.barrier("save_checkpoint")
+
+    def _stateful_callbacks(self) -> list[Callback]:
+        """The callbacks whose state belongs to the run: the loop's own saver starts anew in each version folder."""
+        return [callback for callback in self.callbacks if callback is not self._default_checkpoint]
+
+    def _federated_state(self) -> dict[str, Any]:
+        server = self.server
+        return {
+            "round": self.global_step,
+            "pending": self.pending,
+            "row": self._full_row(),
+            "metrics": {name: float(value) for name, value in self.callback_metrics.items()},
+            "theta": server.theta,
+            "num_clients": server.num_clients,
+            "seed": server.seed,
+            "method": type(self.method).__name__,
+            "method_state": self.method.state_dict(),
+            "solver": server.trainer.solver.state_dict(),
+            "log_dir": self.record.log_dir if self.record is not None else None,
+        }
+
+    def _load(self, ckpt_path: str | os.PathLike[str] | None) -> dict[str, Any] | None:
+        """Read a checkpoint and load its weights and its callbacks' states."""
+        self.ckpt_path = None
+        if ckpt_path is None:
+            return None
+        path = checkpoints.find_last(self.default_root_dir) if ckpt_path == "last" else ckpt_path
+        self.ckpt_path = os.fspath(path)
+        loaded = checkpoints.read_checkpoint(path)
+        self.module.on_load_checkpoint(loaded)
+        checkpoints.load_weights(self.module, loaded, path)
+        if self.state.fn == TrainerFn.FITTING:
+            checkpoints.check_resumable(loaded, self.ckpt_path, type(self.method).__name__, resolve_seed(self.seed))
+            for callback in self.callbacks:
+                callback.on_load_checkpoint(self, self.module, loaded)  # type: ignore[arg-type]
+            checkpoints.load_callbacks(self._stateful_callbacks(), loaded)
+        return loaded
+
+    def _restore(self, loaded: dict[str, Any]) -> None:
+        """Take the loop's own state back.
+
+        A checkpoint written during an evaluation, before the callbacks' ``on_train_epoch_end``, is ``pending``: the
+        round's rest runs before the next round starts, so that no callback misses a round.
+        """
+        state = loaded[checkpoints.FEDERATED_KEY]
+        server = self.server
+        if state["num_clients"] != server.num_clients:
+            raise ValueError(
+                f"{self.ckpt_path!r} comes from a federation of {state['num_clients']} clients, this one has"
+                f" {server.num_clients}: resume with the same data and partition."
+            )
+        server.set_theta(state["theta"].to(server.theta))
+        self.method.load_state_dict(state["method_state"])
+        server.trainer.solver.load_state_dict(state["solver"])
+        self.callback_metrics = {name: torch.tensor(value) for name, value in state["metrics"].items()}
+        self.global_step, self.pending, self.row = state["round"], state["pending"], dict(state["row"])
+        self.current_epoch = self.global_step - self.pending
+        if self.record is not None and state["log_dir"] is not None:
+            last, row = self.current_epoch, None if self.pending else self.row
+            self.record.continue_from(state["log_dir"], row, last)
+        rank_zero_info(f"Resumed after round {self.global_step} from {self.ckpt_path}.")
+
+    def _take(self, results: Results) -> None:
+        """Make reported metrics visible to callbacks, loggers, the progress bar and the round's row."""
+        self.callback_metrics.update(results.callback)
+        self.logged_metrics.update(results.logged)
+        self.progress_bar_metrics.update(results.prog_bar)
+        self._reported.update(results.callback)
+
+    def _start_row(self) -> None:
+        self.logged_metrics = {}
+        self._reported: dict[str, Tensor] = {}
+
+    def _full_row(self) -> dict[str, Any]:
+        """The present round's row with what was reported in this round; the one place that waits for the device."""
+        return {**{name: float(value) for name, value in self._reported.items()}, **self.row}
+
+    def _log_round(self) -> None:
+        """One row in the record, one report to each logger; a logger's step is the round."""
+        if not self.is_global_zero:
+            return
+        if self.record is not None:
+            self.record.write_round(self._full_row())
+        metrics = {name: float(value) for name, value in self.logged_metrics.items()}
+        for logger in self.loggers:
+            logger.log_metrics({**metrics, "epoch": self.current_epoch - 1}, step=self.current_epoch)
+            logger.save()
+
+    def _write_summary(self, test: dict[str, float]) -> None:
+        """Write ``summary.json`` and print it in short."""
+        saver = next((c for c in self.callbacks if isinstance(c, ModelCheckpoint)), None)
+        summary = summarize(
+            stop_round=self.current_epoch,
+            stop_reason=self._stop_reason(),
+            budget=self.max_rounds,
+            test=test,
+            checkpoint=(saver.best_model_path or saver.last_model_path or None) if saver is not None else None,
+            log_dir=self.log_dir,
+            device=self.fabric.device,
+            seconds=time.perf_counter() - self._began,
+            theta=self.server.theta,
+        )
+        self.summary = summary
+        if self.record is not None and self.is_global_zero:
+            self.record.write_summary(summary)
+        for logger in self.loggers if self.is_global_zero else []:
+            logger.finalize("success")
+        if self._prints and self.is_global_zero:
+            print(describe(summary), flush=True)
+
+    def _stop_reason(self) -> str:
+        """Why the run ended, in a sentence: a callback's own where one stopped it."""
+        if self.nonfinite_reason is not None:
+            return self.nonfinite_reason
+        if not self.should_stop:
+            return f"The budget of {self.max_rounds} rounds is used up."
+        reasons = [getattr(callback, "stopping_reason_message", None) for callback in self.callbacks]
+        return next((reason for reason in reasons if reason), "A callback set `should_stop`.")
+
+    def _warn(self, message: str) -> None:
+        rank_zero_warn(message)

@@ -1,0 +1,58 @@
+"""Random streams: each draw has a generator of its own, named by what it is for.
+
+Because a client's stream depends on nothing but ``(seed, round, client)``, neither the order of clients, the number of
+processes, an evaluation in between nor a resumed run changes a draw.
+"""
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from zlib import crc32
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities.seed import isolate_rng
+
+
+def resolve_seed(seed: int | None = None) -> int:
+    """The seed to use: the argument, else the one ``seed_everything`` set, else 0.
+
+    >>> resolve_seed(7)
+    7
+    """
+    if seed is None:
+        return int(os.environ.get("PL_GLOBAL_SEED", 0))
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ValueError(f"`seed` must be an integer of at least 0, got {seed!r}.")
+    return seed
+
+
+def derive_seed(seed: int, *path: int | str) -> int:
+    """A 63-bit seed for the stream named by ``path``, such as ``(seed, "client", round, client)``.
+
+    >>> derive_seed(0, "client", 1, 3) == derive_seed(0, "client", 1, 3)
+    True
+    >>> derive_seed(0, "client", 1, 3) == derive_seed(0, "client", 3, 1)
+    False
+    """
+    words = [crc32(part.encode()) if isinstance(part, str) else part for part in path]
+    return int(np.random.SeedSequence([seed, *words]).generate_state(1, np.uint64)[0]) >> 1
+
+
+def torch_generator(seed: int, *path: int | str) -> torch.Generator:
+    """A CPU generator for the stream named by ``path``."""
+    return torch.Generator().manual_seed(derive_seed(seed, *path))
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Run a block under global generators (Python, NumPy, torch) seeded with ``seed``; put them back afterwards.
+
+    Dropout, stochastic depth and a user's own augmentations draw from the global generators.
+    """
+    with isolate_rng():
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002 - the global generator is the one that user code draws from
+        torch.manual_seed(seed)
+        yield

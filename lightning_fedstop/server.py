@@ -1,0 +1,211 @@
+"""The server: it holds the global model, has a cohort train, and aggregates what comes back."""
+
+import heapq
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+
+from lightning_fedstop.aggregation import BufferMean, RunningMean
+from lightning_fedstop.cohort import Cohort, cohort_size
+from lightning_fedstop.local import CallHook, LocalTrainer
+from lightning_fedstop.methods.base import Client, FederatedMethod, Federation
+from lightning_fedstop.seeding import derive_seed, seeded, torch_generator
+
+Weighting = Literal["uniform", "samples"]
+OnNonfinite = Literal["stop", "drop", "keep"]
+
+
+@dataclass
+class RoundReport:
+    """What a round's training came to, the same on every process.
+
+    Attributes:
+        clients: the clients of the cohort that have samples.
+        samples: their samples together.
+        nonfinite: the clients whose update was not finite.
+        seconds: time from the cohort's draw to the new global model.
+    """
+
+    clients: list[int]
+    samples: int
+    nonfinite: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def deal(clients: Sequence[int], work: Sequence[int], num_ranks: int) -> list[list[int]]:
+    """Deal clients to processes by work, longest first, each to the process that has least.
+
+    Args:
+        clients: who trains this round.
+        work: samples per client, for all clients of the federation.
+        num_ranks: processes.
+
+    Returns:
+        One list of clients for each process, some maybe empty.
+
+    >>> deal([0, 1, 2], work=[10, 90, 70], num_ranks=2)
+    [[1], [2, 0]]
+    """
+    hands: list[list[int]] = [[] for _ in range(num_ranks)]
+    loads = [(0, rank) for rank in range(num_ranks)]
+    for client in sorted(clients, key=lambda client: (-work[client], client)):
+        load, rank = heapq.heappop(loads)
+        hands[rank].append(client)
+        heapq.heappush(loads, (load + work[client], rank))
+    return hands
+
+
+class Server:
+    """Runs the training of a round, on all processes together.
+
+    Args:
+        trainer: the local training loop; its module's parameters are the initial global model.
+        method: the federated method.
+        datamodule: gives ``num_clients``, ``client_sizes`` and ``client_dataloader``.
+        cohort: who takes part.
+        clients_per_round: how many: an integer, or a fraction of all clients.
+        weighting: ``"uniform"``, as in the paper's equation (1), or ``"samples"``, n_m / sum n.
+        on_nonfinite: what a client's update that is not finite does: end the run, be left out, or go in.
+        fabric: the processes.
+        seed: the root of all random streams.
+        call_hook: calls ``on_client_start`` and ``on_client_end``.
+
+    Attributes:
+        theta: shape ``(d,)``; the global model, at least float32.
+    """
+
+    def __init__(
+        self,
+        trainer: LocalTrainer,
+        method: FederatedMethod,
+        datamodule: Any,
+        cohort: Cohort,
+        clients_per_round: int | float,
+        weighting: Weighting,
+        on_nonfinite: OnNonfinite,
+        fabric: Fabric,
+        seed: int,
+        call_hook: CallHook,
+    ) -> None:
+        self.trainer = trainer
+        self.method = method
+        self.datamodule = datamodule
+        self.cohort = cohort
+        self.weighting = weighting
+        self.on_nonfinite = on_nonfinite
+        self.fabric = fabric
+        self.seed = seed
+        self.call_hook = call_hook
+        self.parameters = trainer.parameters
+        self.sizes: list[int] = list(datamodule.client_sizes)
+        self.num_clients = len(self.sizes)
+        self.cohort_size = cohort_size(clients_per_round, self.num_clients)
+        cohort.check(self.num_clients, self.cohort_size)
+        vector = self.parameters.vector
+        self.theta = vector.to(torch.promote_types(vector.dtype, torch.float32), copy=True)
+        self._buffers: BufferMean | None = None
+        method.setup(Federation(self.num_clients, self.theta))
+
+    def set_theta(self, theta: Tensor) -> None:
+        """Make ``theta``, shape ``(d,)``, the global model and load it into the module."""
+        self.theta = theta
+        self.parameters.vector.copy_(theta)
+
+    def run_round(self, round: int) -> RoundReport:
+        """Draw the cohort, train its clients and aggregate; the module then holds the new global model.
+
+        Args:
+            round: the round's number, from 1.
+        """
+        began = time.perf_counter()
+        generator = torch_generator(self.seed, "cohort", round)
+        drawn = self.cohort.sample(round, self.num_clients, self.cohort_size, generator)
+        clients = [client for client in drawn if self.sizes[client] > 0]
+        report = RoundReport(clients, sum(self.sizes[client] for client in clients))
+        mean = RunningMean(self.theta)
+        self._buffers = buffers = BufferMean(self.trainer.module)
+        nonfinite = []
+        for client in deal(clients, self.sizes, self.fabric.world_size)[self.fabric.global_rank]:
+            buffers.reset()
+            if not self._train_client(round, client, mean, buffers):
+                nonfinite.append(client)
+        report.nonfinite = sorted(client for part in self.gather(nonfinite) for client in part)
+        self._aggregate(report, mean, buffers)
+        self._buffers = None
+        report.seconds = time.perf_counter() - began
+        return report
+
+    def _train_client(self, round: int, index: int, mean: RunningMean, buffers: BufferMean) -> bool:
+        """Train one client and add its update to the sums; gives whether the update was finite."""
+        size = self.sizes[index]
+        solver = self.trainer.solver
+        client = Client(index, round, size, self.theta, solver.lr, solver.momentum)
+        batches = self.datamodule.client_dataloader(index, torch_generator(self.seed, "batches", round, index))
+        self.call_hook("on_client_start", index)
+        with seeded(derive_seed(self.seed, "client", round, index)):
+            update = self.trainer.train(client, batches)
+        finite = bool(torch.isfinite(update.delta).all())
+        if update.steps and (finite or self.on_nonfinite == "keep"):
+            weight = size if self.weighting == "samples" else 1
+            mean.add(update.delta, weight)
+            buffers.add(weight)
+            self.method.finish(client, update.delta, update.steps)
+        self.call_hook("on_client_end", index)
+        return finite
+
+    def _aggregate(self, report: RoundReport, mean: RunningMean, buffers: BufferMean) -> None:
+        """The server step; a round that nothing came back from, or that ends the run, leaves the model as it was."""
+        stops = bool(report.nonfinite) and self.on_nonfinite == "stop"
+        weight = self.reduce(torch.tensor(mean.weight, dtype=torch.float64, device=self.theta.device), "sum")
+        if stops or not weight > 0:
+            buffers.reset()
+            self.set_theta(self.theta)
+            return
+        self.set_theta(self.method.aggregate(self.theta, mean.compute(self.reduce)))
+        buffers.write(self.reduce)
+
+    @contextmanager
+    def holding_theta(self) -> Iterator[None]:
+        """Let the module hold the global model inside the block, whichever client is training."""
+        if self._buffers is None:
+            yield
+            return
+        buffers = self._buffers.buffers
+        local = [buffer.clone() for buffer in buffers]
+        with self.parameters.holding(self.theta):
+            self._buffers.reset()
+            try:
+                yield
+            finally:
+                for buffer, value in zip(buffers, local, strict=True):
+                    buffer.copy_(value)
+
+    def reduce(self, tensor: Tensor, op: str) -> Tensor:
+        """See :func:`reduce`."""
+        return reduce(self.fabric, tensor, op)
+
+    def gather(self, items: list[Any]) -> list[list[Any]]:
+        """See :func:`gather`."""
+        return gather(self.fabric, items)
+
+
+def reduce(fabric: Fabric, tensor: Tensor, op: str) -> Tensor:
+    """Reduce a tensor over the processes, by ``"sum"``, ``"min"`` or ``"max"``."""
+    if fabric.world_size == 1:
+        return tensor
+    return cast(Tensor, fabric.all_reduce(tensor.clone(), reduce_op=op))
+
+
+def gather(fabric: Fabric, items: list[Any]) -> list[list[Any]]:
+    """The lists of all processes, in order of rank."""
+    if fabric.world_size == 1:
+        return [items]
+    gathered: list[Any] = [None] * fabric.world_size
+    torch.distributed.all_gather_object(gathered, items)
+    return gathered

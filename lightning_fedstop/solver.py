@@ -1,0 +1,143 @@
+"""The local solver: a module's own optimizer and scheduler, fresh for each client, its rate set once per round."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+
+class LocalSolver:
+    """The optimizer and the learning rate scheduler that a module configures.
+
+    The optimizer forgets its state (momentum buffers, moments, counters) before every client; the scheduler steps once
+    per round, whatever its ``interval`` says.
+
+    Args:
+        module: its ``configure_optimizers`` is called once.
+
+    Raises:
+        MisconfigurationException: unless the module uses automatic optimization with exactly one optimizer.
+    """
+
+    def __init__(self, module: LightningModule) -> None:
+        self.module = module
+        name = type(module).__name__
+        if not module.automatic_optimization:
+            raise MisconfigurationException(
+                f"{name} sets `automatic_optimization=False`, but the local training loop needs automatic optimization."
+            )
+        self.optimizer, self.scheduler_config = _parse(module.configure_optimizers(), name)
+        self._state = deepcopy(self.optimizer.state_dict()["state"])
+        self._round_groups = self._groups()
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return [{k: deepcopy(v) for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
+
+    def start_round(self) -> None:
+        """Note the round's rates, which every client of the round starts from."""
+        self._round_groups = self._groups()
+
+    def start_client(self) -> None:
+        """Forget what the last client's steps left in the optimizer."""
+        for group, saved in zip(self.optimizer.param_groups, self._round_groups, strict=True):
+            group.update(deepcopy(saved))
+        self.optimizer.state.clear()
+        if self._state:
+            state_dict = self.optimizer.state_dict()
+            self.optimizer.load_state_dict({**state_dict, "state": deepcopy(self._state)})
+
+    def end_round(self, metrics: dict[str, Tensor], round: int) -> None:
+        """Let the scheduler set the next round's rates.
+
+        Args:
+            metrics: what a ``ReduceLROnPlateau`` may monitor.
+            round: the finished round, from 1; the scheduler's ``frequency`` counts rounds.
+
+        Raises:
+            MisconfigurationException: if the monitored metric is missing and the scheduler's config is ``strict``.
+        """
+        config = self.scheduler_config
+        if config is None:
+            return
+        for group, saved in zip(self.optimizer.param_groups, self._round_groups, strict=True):
+            group.update(deepcopy(saved))
+        if round % config.frequency:
+            return
+        metric = None
+        if config.reduce_on_plateau:
+            metric = metrics.get(config.monitor or "")
+            if metric is None:
+                if config.strict:
+                    raise MisconfigurationException(
+                        f"The scheduler monitors {config.monitor!r}, which is not logged; logged are {sorted(metrics)}."
+                    )
+                return
+        self.module.lr_scheduler_step(config.scheduler, metric)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the first parameter group."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    @property
+    def momentum(self) -> float:
+        """The heavy-ball momentum of the first parameter group, 0 where the optimizer has none."""
+        return float(self.optimizer.param_groups[0].get("momentum", 0.0))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scheduler's state and the rates it has set."""
+        config = self.scheduler_config
+        return {"groups": self._groups(), "scheduler": config.scheduler.state_dict() if config else {}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the state of :meth:`state_dict` back."""
+        for group, saved in zip(self.optimizer.param_groups, state_dict["groups"], strict=True):
+            group.update(saved)
+        if self.scheduler_config is not None:
+            self.scheduler_config.scheduler.load_state_dict(state_dict["scheduler"])
+        self.start_round()
+
+
+def _parse(configured: Any, name: str) -> tuple[Optimizer, LRSchedulerConfig | None]:
+    """The optimizer and scheduler in any of the forms ``configure_optimizers`` may return."""
+    optimizers: list[Any] = []
+    schedulers: list[Any] = []
+    monitor = None
+    if isinstance(configured, Optimizer):
+        optimizers = [configured]
+    elif isinstance(configured, dict):
+        optimizers = [configured.get("optimizer")]
+        schedulers = [configured["lr_scheduler"]] if configured.get("lr_scheduler") else []
+        monitor = configured.get("monitor")
+    elif isinstance(configured, Sequence) and len(configured) == 2 and isinstance(configured[0], Sequence):
+        optimizers, schedulers = list(configured[0]), list(configured[1])
+    elif isinstance(configured, Sequence) and configured:
+        if all(isinstance(item, dict) for item in configured) and len(configured) == 1:
+            return _parse(configured[0], name)
+        optimizers = list(configured)
+    if len(optimizers) != 1 or not isinstance(optimizers[0], Optimizer) or len(schedulers) > 1:
+        found = [type(optimizer).__name__ for optimizer in optimizers if optimizer is not None] or "none"
+        raise MisconfigurationException(
+            f"{name}.configure_optimizers must return exactly one optimizer and at most one scheduler, got {found}."
+        )
+    return optimizers[0], _scheduler_config(schedulers[0], monitor) if schedulers else None
+
+
+def _scheduler_config(scheduler: Any, monitor: str | None) -> LRSchedulerConfig:
+    if isinstance(scheduler, LRSchedulerConfig):
+        return scheduler
+    config = LRSchedulerConfig(**scheduler) if isinstance(scheduler, dict) else LRSchedulerConfig(scheduler)
+    config.interval = "epoch"
+    config.reduce_on_plateau = isinstance(config.scheduler, ReduceLROnPlateau)
+    config.monitor = config.monitor or monitor or getattr(config.scheduler, "monitor", None)
+    if config.reduce_on_plateau and config.monitor is None:
+        raise MisconfigurationException(
+            "ReduceLROnPlateau needs `monitor`, the name of a logged metric, in its config."
+        )
+    return config

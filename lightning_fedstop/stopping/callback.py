@@ -1,0 +1,178 @@
+"""What callbacks that stop a fit by a criterion share."""
+
+import logging
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning_utilities.core.rank_zero import rank_prefixed_message, rank_zero_warn
+
+from lightning_fedstop.stopping.arguments import require_count, require_flag
+from lightning_fedstop.stopping.decision import Criterion, StopDecision, StoppingReason
+
+# Below Lightning's own logger, whose handler and level it shares: the line on a stop is seen as the Trainer's own are.
+log = logging.getLogger("lightning.pytorch.fedstop")
+
+
+class CriterionCallback(pl.Callback):
+    """Base of the callbacks that ask a criterion after training epochs and stop the fit on its word.
+
+    A subclass hands its criterion what it looks at, logs with :meth:`_log`, and passes the decision to :meth:`_act`.
+    What the record of a stop is, that it is one decision for all ranks, that it is kept when training goes on, and
+    that a second ``fit`` starts clean is settled here.
+
+    Args:
+        criterion: The criterion.
+        check_every_n_epochs: Training epochs from one check to the next.
+        verbose: Print a line at every check, not only at the stop.
+        log_rank_zero_only: Print on the first process only.
+        observe_only: Record when the run would be stopped, and let it go on.
+
+    Attributes:
+        wait_count: The criterion's count after the last check.
+        stopped_epoch: The epoch, counted from 0, that the fit was stopped in. It is 0 as well while nothing has
+            stopped, as in Lightning's ``EarlyStopping``: ask ``stopped`` or ``stop_round`` which it is.
+        stop_round: The check, counted from 1, that the fit was stopped at, or None.
+        stopping_reason: Why.
+        stopping_reason_message: The same in a sentence, or None.
+    """
+
+    log_prefix = "criterion"
+    criterion: Criterion
+
+    def __init__(
+        self,
+        criterion: Criterion,
+        check_every_n_epochs: int = 1,
+        verbose: bool = False,
+        log_rank_zero_only: bool = False,
+        observe_only: bool = False,
+    ) -> None:
+        super().__init__()
+        self.criterion = criterion
+        self.check_every_n_epochs = require_count("check_every_n_epochs", check_every_n_epochs, least=1)
+        self.verbose = require_flag("verbose", verbose)
+        self.log_rank_zero_only = require_flag("log_rank_zero_only", log_rank_zero_only)
+        self.observe_only = require_flag("observe_only", observe_only)
+        self._fresh_criterion = criterion.state_dict()
+        self._log_name = self.log_prefix
+        self._keeps_its_state = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self.criterion.load_state_dict(self._fresh_criterion)
+        self.wait_count = 0
+        self.stopped_epoch = 0
+        self.stop_round: int | None = None
+        self.stopping_reason = StoppingReason.NOT_STOPPED
+        self.stopping_reason_message: str | None = None
+        self._is_resumed = False
+        self._last_epoch = -1  # the last one checked
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the criterion has stopped the fit (or would have, with ``observe_only``)."""
+        return self.stop_round is not None
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Start clean for a fit; a checkpoint's state is loaded after this."""
+        # `test(ckpt_path="best")` loads the callbacks' states too: it must not overwrite what the fit has recorded.
+        self._keeps_its_state = stage != "fit"
+        if stage == "fit":
+            self._reset()
+            alike = [callback for callback in getattr(trainer, "callbacks", []) if type(callback) is type(self)]
+            place = alike.index(self) + 1 if self in alike else 1
+            self._log_name = self.log_prefix if place == 1 else f"{self.log_prefix}_{place}"
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """A state may be loaded by hand again."""
+        self._keeps_its_state = False
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Lightning leaves out ``teardown`` then."""
+        self._keeps_its_state = False
+
+    def _is_due(self, epoch: int) -> bool:
+        # An epoch is checked once: resumed at an epoch's end, a Trainer limited by steps runs its end a second time.
+        return (epoch + 1) % self.check_every_n_epochs == 0 and epoch > self._last_epoch
+
+    def _log(self, pl_module: pl.LightningModule, values: dict[str, float]) -> None:
+        named = {f"{self._log_name}/{name}": float(value) for name, value in values.items()}
+        pl_module.log_dict(named, prog_bar=True, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
+
+    def _act(self, trainer: pl.Trainer, epoch: int, decision: StopDecision, message: str) -> None:
+        """Stop the fit on all ranks if one of them wants to, and the Trainer lets it."""
+        self._last_epoch = epoch
+        self.wait_count = decision.count
+        wanted = decision.should_stop and _may_stop(trainer, epoch)
+        if trainer.strategy.reduce_boolean_decision(wanted, all=False):
+            if not self.stopped:
+                self._record_stop(trainer, epoch, decision, wanted, message)
+            trainer.should_stop = trainer.should_stop or not self.observe_only
+        elif self.verbose:
+            self._print(trainer, message)
+
+    def _record_stop(self, trainer: pl.Trainer, epoch: int, decision: StopDecision, wanted: bool, message: str) -> None:
+        is_diverged = decision.reason is StoppingReason.DIVERGED
+        is_diverged = trainer.strategy.reduce_boolean_decision(is_diverged, all=False)
+        self.stopped_epoch = epoch
+        self.stop_round = decision.round
+        self.stopping_reason = decision.reason
+        if not wanted:
+            self.stopping_reason = StoppingReason.DIVERGED if is_diverged else StoppingReason.SATURATED
+            message = f"Another process asked to stop ({self.stopping_reason.value})."
+        self.stopping_reason_message = message
+        verb = "would stop" if self.observe_only else "stops"
+        self._print(trainer, f"{type(self).__name__} {verb} the fit in epoch {epoch}. {message}")
+
+    def _stay_stopped(self, trainer: pl.Trainer) -> None:
+        """A run that was stopped before its checkpoint was written trains nothing more when resumed."""
+        if self.stopped and not self.observe_only:
+            trainer.should_stop = True
+            rank_zero_warn(
+                f"The run in the checkpoint was already stopped in epoch {self.stopped_epoch} "
+                f"({self.stopping_reason.value}), so nothing more is trained. To train on, resume without this "
+                f"{type(self).__name__}, or with other arguments."
+            )
+
+    def _print(self, trainer: pl.Trainer, message: str) -> None:
+        rank = trainer.global_rank if trainer.world_size > 1 else None
+        if not self.log_rank_zero_only or rank in (None, 0):
+            log.info(rank_prefixed_message(message, rank))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The criterion's state and the record of the stop."""
+        return {
+            "criterion": self.criterion.state_dict(),
+            "last_epoch": self._last_epoch,
+            "wait_count": self.wait_count,
+            "stopped_epoch": self.stopped_epoch,
+            "stop_round": self.stop_round,
+            "stopping_reason": self.stopping_reason.value,
+            "stopping_reason_message": self.stopping_reason_message,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Count on from a state; the next ``fit`` does so only if the state comes from its ``ckpt_path``."""
+        if self._keeps_its_state:
+            return
+        self.criterion.load_state_dict(state_dict["criterion"])
+        self._last_epoch = state_dict["last_epoch"]
+        self.wait_count = state_dict["wait_count"]
+        self.stopped_epoch = state_dict["stopped_epoch"]
+        self.stop_round = state_dict["stop_round"]
+        self.stopping_reason = StoppingReason(state_dict["stopping_reason"])
+        self.stopping_reason_message = state_dict["stopping_reason_message"]
+        self._is_resumed = True
+
+
+def is_dry_run(trainer: pl.Trainer) -> bool:
+    """Whether the Trainer only tries the code out, with ``fast_dev_run``."""
+    return bool(getattr(trainer, "fast_dev_run", False))
+
+
+def _may_stop(trainer: pl.Trainer, epoch: int) -> bool:
+    # Lightning keeps a stop wished too early until `min_epochs` and `min_steps` are met, even if the wish is gone by
+    # then. Here nothing is wished before, so the criterion decides anew.
+    min_epochs = getattr(trainer, "min_epochs", None) or 0
+    min_steps = getattr(trainer, "min_steps", None) or 0
+    return epoch + 1 >= min_epochs and trainer.global_step >= min_steps

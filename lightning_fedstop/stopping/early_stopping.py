@@ -1,0 +1,246 @@
+"""The callback that stops a fit when the distance of the weights from their start stops growing."""
+
+import math
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from lightning_fedstop.stopping.arguments import require_flag
+from lightning_fedstop.stopping.callback import CriterionCallback, is_dry_run
+from lightning_fedstop.stopping.criterion import Decision, StoppingReason, TaskVectorCriterion, Variant
+
+_SHARDING_STRATEGIES = {"FSDPStrategy", "ModelParallelStrategy", "XLAFSDPStrategy"}
+
+
+class TaskVectorEarlyStopping(CriterionCallback):
+    """Stop a fit without validation data, when the weights have all but ceased to move away from their start.
+
+    After every training epoch it takes the distance of the trainable parameters from where the fit began and its
+    growth since the epoch before. Once ``patience`` epochs in a row have grown by less than the fraction ``threshold``,
+    the fit is stopped (Lee et al., "Data-free early stopping for federated learning", equations (5) to (11);
+    :class:`TaskVectorCriterion` gives the rule). It reads parameters only: no metric, no validation loop, no buffers.
+    In a ``FederatedLoop`` an epoch is a round, and the parameters are those of the global model.
+
+    It logs ``task_vector/distance``, ``task_vector/growth_rate`` (NaN at the first check) and
+    ``task_vector/wait_count``; a second such callback in the same Trainer logs under ``task_vector_2/``, and so on. It
+    does nothing under ``fast_dev_run``.
+
+    - A ``Trainer``'s ``min_epochs`` and ``min_steps`` are kept, and the rule must be met then, not just before.
+    - Its state, the starting weights included, is part of every checkpoint. Resumed with ``ckpt_path``, it counts on
+      as if the run had not been interrupted, even where the checkpoint was written before the epoch was checked (at
+      the end of validation, say). A run that was already stopped trains nothing more. Every other ``fit`` starts clean.
+    - Parameters that are unfrozen in the course of a fit are watched from then on, those frozen again remain so: the
+      distance is that of all parameters ever trainable in this fit.
+    - Strategies that shard parameters (FSDP, model parallel, DeepSpeed's stage 3) are refused.
+    - Under ``strategy="ddp_spawn"`` the processes' callbacks are lost with them, as for Lightning's own
+      ``EarlyStopping``: read ``trainer.current_epoch`` or the log.
+    - It also runs in a ``pytorch_lightning.Trainer``.
+
+    Args:
+        threshold: tau: growth per check under this fraction counts as standing still. Above 0.
+        patience: rho: checks in a row that must stand still. At least 1; the earliest stop is at check
+            ``patience + 1``.
+        min_rounds: No stop before this check. One that was due earlier is not kept: the rule must be met again.
+        check_finite: Stop at once when a parameter is NaN or infinite.
+        check_every_n_epochs: Training epochs from one check to the next.
+        verbose: Print a line at every check, not only at the stop.
+        log_rank_zero_only: Print on the first process only.
+        variant: ``"paper"``, or ``"released_code"`` to decide as the authors' code does.
+        start_weights_on_cpu: Hold the one copy of the starting weights in main memory instead of on the device.
+        observe_only: Record when the run would be stopped, and let it go on.
+
+    Attributes:
+        wait_count: Checks in a row that stood still.
+        stopped_epoch: The epoch, counted from 0, the fit was stopped in; 0 as well if it was not. ``stopped`` tells.
+        stop_round: The check, counted from 1, it was stopped at, or None.
+        stopping_reason: A :class:`StoppingReason`.
+        stopping_reason_message: The same in a sentence, or None.
+
+    Raises:
+        TypeError: If an argument is not of its type.
+        ValueError: If an argument is out of its range.
+        MisconfigurationException: When a fit starts with sharded parameters, or with none that is trainable.
+
+    >>> early_stopping = TaskVectorEarlyStopping(threshold=0.01, patience=10)
+    >>> trainer = pl.Trainer(max_epochs=500, callbacks=[early_stopping], accelerator="cpu", logger=False)
+    >>> early_stopping.stopped, early_stopping.stopping_reason
+    (False, <StoppingReason.NOT_STOPPED: 'not_stopped'>)
+    """
+
+    log_prefix = "task_vector"
+    criterion: TaskVectorCriterion
+
+    def __init__(
+        self,
+        threshold: float = 0.01,
+        patience: int = 10,
+        min_rounds: int = 0,
+        check_finite: bool = True,
+        check_every_n_epochs: int = 1,
+        verbose: bool = False,
+        log_rank_zero_only: bool = False,
+        variant: Variant = "paper",
+        start_weights_on_cpu: bool = False,
+        observe_only: bool = False,
+    ) -> None:
+        device = "cpu" if require_flag("start_weights_on_cpu", start_weights_on_cpu) else None
+        criterion = TaskVectorCriterion(threshold, patience, min_rounds, check_finite, variant, device)
+        super().__init__(criterion, check_every_n_epochs, verbose, log_rank_zero_only, observe_only)
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._names: list[str] = []  # of the parameters watched
+        self._has_warned = False
+
+    @property
+    def state_key(self) -> str:
+        """States are told apart by the arguments that a decision depends on."""
+        return self._generate_state_key(
+            threshold=self.criterion.threshold,
+            patience=self.criterion.patience,
+            min_rounds=self.criterion.min_rounds,
+            check_finite=self.criterion.check_finite,
+            check_every_n_epochs=self.check_every_n_epochs,
+            variant=self.criterion.variant,
+            observe_only=self.observe_only,
+        )
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Start clean for a fit, and refuse what cannot work before anything is trained."""
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit":
+            _refuse_sharding(trainer)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take the starting weights, or count on from those of the checkpoint."""
+        if is_dry_run(trainer):
+            return
+        _refuse_shards(pl_module)
+        if self._is_resumed and self.criterion.has_start:
+            self._watched(pl_module)
+            self._catch_up(trainer, pl_module)
+            self._stay_stopped(trainer)
+            return
+        if trainer.ckpt_path is not None and not self._is_resumed:
+            rank_zero_warn(
+                f"{trainer.ckpt_path} holds no state of {self.state_key}: distances are measured from its weights."
+            )
+        self._names = [name for name, parameter in pl_module.named_parameters() if parameter.requires_grad]
+        if not self._names:
+            raise MisconfigurationException(
+                f"`TaskVectorEarlyStopping` needs a trainable parameter, and {type(pl_module).__name__} has none."
+            )
+        self.criterion.start(self._watched(pl_module))
+        self._last_epoch = trainer.current_epoch - 1
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Watch what was unfrozen at the start of the epoch, before it moves."""
+        if batch_idx == 0 and self._names:
+            self._watch_unfrozen(pl_module)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Check, if a check is due."""
+        if is_dry_run(trainer) or not self._is_due(trainer.current_epoch):
+            return
+        if unfrozen := self._watch_unfrozen(pl_module):
+            rank_zero_warn(
+                f"{', '.join(unfrozen)} became trainable in the middle of epoch {trainer.current_epoch}; what it had "
+                "moved before this check is not part of the distance. Unfreeze at the start of an epoch instead."
+            )
+        decision = self._check(trainer, pl_module, trainer.current_epoch)
+        growth = math.nan if decision.growth_rate is None else decision.growth_rate
+        self._log(pl_module, {"distance": decision.distance, "growth_rate": growth, "wait_count": decision.count})
+
+    def _check(self, trainer: pl.Trainer, pl_module: pl.LightningModule, epoch: int) -> Decision:
+        decision = self.criterion.update(self._watched(pl_module))
+        self._act(trainer, epoch, decision, self._explain(decision))
+        if not math.isfinite(decision.distance) and not self.stopped and not self._has_warned:
+            self._has_warned = True
+            rank_zero_warn(f"A parameter is NaN or infinite since epoch {epoch}, and the fit is not stopped for it.")
+        return decision
+
+    def _catch_up(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Check the epoch whose end the checkpoint holds, if it was written before that epoch was checked."""
+        finished = trainer.current_epoch
+        due = finished // self.check_every_n_epochs * self.check_every_n_epochs - 1
+        if due == finished - 1 and self._is_due(due):
+            self._check(trainer, pl_module, due)
+        elif due > self._last_epoch:
+            rank_zero_warn(f"The state of {self.state_key} in {trainer.ckpt_path} lacks the check of epoch {due}.")
+
+    def _watched(self, pl_module: pl.LightningModule) -> list[nn.Parameter]:
+        parameters = dict(pl_module.named_parameters())
+        if missing := [name for name in self._names if name not in parameters]:
+            raise MisconfigurationException(
+                f"`TaskVectorEarlyStopping` measures {', '.join(missing)} from the start of the fit, but "
+                f"{type(pl_module).__name__} has no such parameter now; parameters must keep their names during a fit."
+            )
+        return [parameters[name] for name in self._names]
+
+    def _watch_unfrozen(self, pl_module: pl.LightningModule) -> list[str]:
+        watched = set(self._names)
+        unfrozen = {name: p for name, p in pl_module.named_parameters() if p.requires_grad and name not in watched}
+        if unfrozen:
+            # They stood still until now, so what they hold is where they began.
+            self.criterion.extend(unfrozen.values())
+            self._names += unfrozen
+        return list(unfrozen)
+
+    def _explain(self, decision: Decision) -> str:
+        if decision.reason is StoppingReason.DIVERGED:
+            return f"A parameter is NaN or infinite at check {decision.round}."
+        if decision.reason is StoppingReason.NOT_MOVING:
+            return f"No parameter has moved in {decision.round} checks; is the learning rate 0, or a gradient missing?"
+        if decision.reason is StoppingReason.SATURATED:
+            return (
+                f"The distance from the start ({decision.distance:.4g}) has grown by less than "
+                f"{self.criterion.threshold:g} a check for {decision.count} checks in a row."
+            )
+        growth = "" if decision.growth_rate is None else f", growth rate {decision.growth_rate:.4g}"
+        return (
+            f"Check {decision.round}: distance {decision.distance:.4g}{growth}, "
+            f"saturated {decision.count} of {self.criterion.patience}."
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The count, the starting weights and the record of the stop."""
+        return {**super().state_dict(), "parameter_names": list(self._names)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Count on from a state; the next ``fit`` does so only if the state comes from its ``ckpt_path``."""
+        super().load_state_dict(state_dict)
+        if not self._keeps_its_state:
+            self._names = list(state_dict["parameter_names"])
+
+
+def _refuse_sharding(trainer: pl.Trainer) -> None:
+    strategy = trainer.strategy
+    # By name, because Trainer, Fabric and `pytorch_lightning` have a class each.
+    names = {cls.__name__ for cls in type(strategy).__mro__}
+    if names & _SHARDING_STRATEGIES or getattr(strategy, "zero_stage_3", False):
+        raise _sharded(type(strategy).__name__)
+
+
+def _refuse_shards(pl_module: pl.LightningModule) -> None:
+    for name, parameter in pl_module.named_parameters():
+        if is_lazy(parameter):
+            raise MisconfigurationException(
+                f"`TaskVectorEarlyStopping` copies the starting weights, but {name} has no shape yet; "
+                "run one batch through lazy layers before the fit."
+            )
+        # DTensor (FSDP2, tensor parallel) and DeepSpeed's partitioned parameters
+        if hasattr(parameter, "full_tensor") or hasattr(parameter, "ds_id"):
+            raise _sharded(f"the owner of {name}")
+
+
+def _sharded(owner: str) -> MisconfigurationException:
+    return MisconfigurationException(
+        f"`TaskVectorEarlyStopping` needs whole parameters, but {owner} keeps a shard of them in each process; "
+        "use `strategy='auto'` or `'ddp'`."
+    )

@@ -1,0 +1,239 @@
+"""What callbacks, loggers and modules read of a ``Trainer``, in one place.
+
+:class:`~lightning_fedstop.loop.FederatedLoop` inherits it, so that Lightning's own callbacks and a user's run in the
+loop unmodified. One round is one training epoch; one server update is one global step.
+"""
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.strategies import Strategy
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ProgressBar
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+class StrategyInterface:
+    """A Fabric strategy with the few methods a ``Trainer``'s has beside them."""
+
+    def __init__(self, strategy: Strategy, loop: "TrainerInterface") -> None:
+        self._strategy = strategy
+        self._loop = loop
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._strategy, name)
+
+    @property
+    def is_global_zero(self) -> bool:
+        return self._loop.is_global_zero
+
+    @property
+    def lightning_module(self) -> LightningModule | None:
+        return self._loop.lightning_module
+
+    @property
+    def _lightning_optimizers(self) -> list[Optimizer]:
+        return self._loop.optimizers
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: str = "mean") -> Any:
+        return self._strategy.all_reduce(tensor, group, reduce_op)
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        total = self._strategy.all_reduce(torch.tensor(int(decision), device=self.root_device), reduce_op="sum")
+        return int(total) >= (self._loop.world_size if all else 1)
+
+    def remove_checkpoint(self, filepath: str | os.PathLike[str]) -> None:
+        if self.is_global_zero:
+            self._strategy.checkpoint_io.remove_checkpoint(str(filepath))
+
+
+class TrainerInterface:
+    """The attributes of a ``Trainer`` as far as callbacks and modules read them; see the Trainer's docs for each."""
+
+    fabric: Fabric
+    callbacks: list[Callback]
+    loggers: list[Logger]
+    default_root_dir: str
+    max_rounds: int
+    min_rounds: int
+    check_val_every_n_round: int | None
+    fast_dev_run: bool | int
+    gradient_clip_val: float | None
+
+    def __init__(self) -> None:
+        self.state = TrainerState()
+        self.lightning_module: LightningModule | None = None
+        self.datamodule: LightningDataModule | None = None
+        self.optimizers: list[Optimizer] = []
+        self.lr_scheduler_configs: list[LRSchedulerConfig] = []
+        self.should_stop = False
+        self.current_epoch = 0
+        self.global_step = 0
+        self.num_training_batches: int | float = 0
+        self.num_val_batches: list[int | float] = []
+        self.num_test_batches: list[int | float] = []
+        self.ckpt_path: str | None = None
+        self.callback_metrics: dict[str, Tensor] = {}
+        self.logged_metrics: dict[str, Tensor] = {}
+        self.progress_bar_metrics: dict[str, float] = {}
+        self.strategy = StrategyInterface(self.fabric.strategy, self)
+
+    # What a Trainer has and a federated loop fixes: one evaluation at most per round, after it.
+    barebones = False
+    val_check_interval = 1.0
+    accumulate_grad_batches = 1
+    gradient_clip_algorithm = None
+    max_steps = -1
+    max_time = None
+    log_every_n_steps = 1
+    reload_dataloaders_every_n_epochs = 0
+    profiler = None
+    _logger_connector = SimpleNamespace(should_update_logs=False, _current_fx=None)
+
+    @property
+    def max_epochs(self) -> int:
+        return self.max_rounds
+
+    @property
+    def min_epochs(self) -> int:
+        return self.min_rounds
+
+    @property
+    def check_val_every_n_epoch(self) -> int | None:
+        return self.check_val_every_n_round
+
+    @property
+    def estimated_stepping_batches(self) -> int:
+        return self.max_rounds
+
+    @property
+    def current_round(self) -> int:
+        """Rounds finished, 0-based during a round: the federated name of ``current_epoch``."""
+        return self.current_epoch
+
+    @property
+    def fit_loop(self) -> SimpleNamespace:
+        progress = SimpleNamespace(is_last_batch=False)
+        epoch_loop = SimpleNamespace(
+            batch_progress=progress,
+            val_loop=SimpleNamespace(_has_run=bool(self.num_val_batches)),
+            _batches_that_stepped=self.global_step,
+            global_step=self.global_step,
+        )
+        return SimpleNamespace(max_epochs=self.max_rounds, min_epochs=self.min_rounds, epoch_loop=epoch_loop)
+
+    @property
+    def model(self) -> LightningModule | None:
+        return self.lightning_module
+
+    @property
+    def logger(self) -> Logger | None:
+        return self.loggers[0] if self.loggers else None
+
+    @property
+    def precision_plugin(self) -> Any:
+        return self.fabric.strategy.precision
+
+    @property
+    def precision(self) -> Any:
+        return self.fabric.strategy.precision.precision
+
+    @property
+    def accelerator(self) -> Any:
+        return self.fabric.accelerator
+
+    @property
+    def world_size(self) -> int:
+        return self.fabric.world_size
+
+    @property
+    def num_devices(self) -> int:
+        return max(1, self.world_size // self.num_nodes)
+
+    @property
+    def num_nodes(self) -> int:
+        return int(getattr(self.fabric.strategy, "num_nodes", 1))
+
+    @property
+    def global_rank(self) -> int:
+        return self.fabric.global_rank
+
+    @property
+    def local_rank(self) -> int:
+        return self.fabric.local_rank
+
+    @property
+    def node_rank(self) -> int:
+        return self.fabric.node_rank
+
+    @property
+    def is_global_zero(self) -> bool:
+        return self.fabric.is_global_zero
+
+    @property
+    def received_sigterm(self) -> bool:
+        return False
+
+    @property
+    def training(self) -> bool:
+        return self.state.stage == RunningStage.TRAINING
+
+    @property
+    def validating(self) -> bool:
+        return self.state.stage == RunningStage.VALIDATING
+
+    @property
+    def testing(self) -> bool:
+        return self.state.stage == RunningStage.TESTING
+
+    @property
+    def predicting(self) -> bool:
+        return False
+
+    @property
+    def evaluating(self) -> bool:
+        return self.validating or self.testing
+
+    @property
+    def sanity_checking(self) -> bool:
+        return False
+
+    @property
+    def interrupted(self) -> bool:
+        return self.state.status == TrainerStatus.INTERRUPTED
+
+    @property
+    def early_stopping_callbacks(self) -> list[EarlyStopping]:
+        return [callback for callback in self.callbacks if isinstance(callback, EarlyStopping)]
+
+    @property
+    def early_stopping_callback(self) -> EarlyStopping | None:
+        return next(iter(self.early_stopping_callbacks), None)
+
+    @property
+    def checkpoint_callbacks(self) -> list[Checkpoint]:
+        return [callback for callback in self.callbacks if isinstance(callback, Checkpoint)]
+
+    @property
+    def checkpoint_callback(self) -> Checkpoint | None:
+        return next(iter(self.checkpoint_callbacks), None)
+
+    @property
+    def progress_bar_callback(self) -> ProgressBar | None:
+        return next((callback for callback in self.callbacks if isinstance(callback, ProgressBar)), None)
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print on the first process only."""
+        self.fabric.print(*args, **kwargs)
+
+    def _enter(self, fn: TrainerFn, stage: RunningStage | None) -> None:
+        self.state.fn = fn
+        self.state.stage = stage
+        self.state.status = TrainerStatus.RUNNING

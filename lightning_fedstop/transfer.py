@@ -1,0 +1,36 @@
+"""Brings a batch to the device through the hooks of the data module or the module, as a ``Trainer`` does."""
+
+from typing import Any
+
+import torch
+from lightning.fabric.strategies import Strategy
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+
+
+class BatchTransfer:
+    """Calls the three transfer hooks; a hook that the data module overrides wins over the module's.
+
+    Args:
+        module: the module that will see the batch.
+        datamodule: the data module that made it, if any.
+        strategy: gives the device, and the input dtype of a "true" precision.
+    """
+
+    def __init__(self, module: LightningModule, datamodule: LightningDataModule | None, strategy: Strategy) -> None:
+        owners = [
+            datamodule if datamodule is not None and is_overridden(hook, datamodule) else module for hook in HOOKS
+        ]
+        self._before, self._move, self._after = (getattr(o, hook) for o, hook in zip(owners, HOOKS, strict=True))
+        self.device: torch.device = strategy.root_device
+        # As in a `Trainer`: autocast takes care of a mixed precision, and "32-true" leaves the data's dtype alone.
+        converts = strategy.precision.precision in ("16-true", "bf16-true", "64-true")
+        self._convert = strategy.precision.convert_input if converts else (lambda batch: batch)
+
+    def __call__(self, batch: Any, dataloader_idx: int = 0) -> Any:
+        """The batch as ``training_step`` sees it."""
+        batch = self._before(batch, dataloader_idx)
+        batch = self._move(batch, self.device, dataloader_idx)
+        return self._convert(self._after(batch, dataloader_idx))
