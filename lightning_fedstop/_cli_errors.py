@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 _KEY = re.compile(r'(?:Parser key|Key|key) "([^"]+)"')
@@ -161,7 +162,7 @@ def _kind(kind: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    return re.sub(r"\s+", " ", text).strip().rstrip(".") + ("" if text.rstrip().endswith(".") else "")
+    return re.sub(r"\s+", " ", text).strip()
 
 
 def _short(value: Any) -> str:
@@ -208,8 +209,8 @@ def _is_refusal(error: Exception) -> bool:
 
 def _built_class(frames: list[FrameType]) -> str | None:
     """The class whose ``__init__`` was running: jsonargparse does not say for which one an argument was refused."""
-    for frame in reversed(frames):
+    for frame in frames:
         owner = frame.f_locals.get("self")
-        if frame.f_code.co_name == "__init__" and type(owner).__name__ != "FedStopCLI":
+        if frame.f_code.co_name == "__init__" and not isinstance(owner, LightningCLI):
             return type(owner).__name__
     return None

@@ -82,9 +82,7 @@ class BufferMean:
             if mean is not None:
                 mean.add(buffer, weight)
             elif maximum is not None:
-                torch.maximum(maximum, buffer, out=maximum) if buffer.dtype != torch.bool else maximum.logical_or_(
-                    buffer
-                )
+                maximum.copy_(torch.maximum(maximum, buffer))
 
     def write(self, reduce: Reduce = reduce_alone) -> None:
         """Write the round's buffers, taken over all processes, into the module."""

@@ -41,9 +41,8 @@ def check_arguments(arguments: dict[str, Any]) -> None:
     _check_class("cohort", arguments["cohort"], Cohort)
     for callback in arguments["callbacks"]:
         _check_class("callbacks", callback, Callback)
-    keys = [
-        callback.state_key for callback in arguments["callbacks"] if type(callback).state_dict != Callback.state_dict
-    ]
+    stateful = [callback for callback in arguments["callbacks"] if type(callback).state_dict != Callback.state_dict]
+    keys = [callback.state_key for callback in stateful]
     twice = {key for key in keys if keys.count(key) > 1}
     if twice:
         raise ValueError(f"`callbacks` holds two with the same arguments, whose states would mix: {sorted(twice)}.")

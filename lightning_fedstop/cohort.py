@@ -27,7 +27,7 @@ class Cohort(ABC):
             Distinct indices in ``[0, num_clients)``, in ascending order.
         """
 
-    def check(self, num_clients: int, size: int) -> None:
+    def check(self, num_clients: int, size: int) -> None:  # noqa: B027 - by default every federation is served
         """Refuse a federation this cohort cannot serve, before any training.
 
         Raises:
@@ -92,11 +92,7 @@ def check_clients_per_round(clients_per_round: int | float) -> None:
     allowed = "an integer of at least 1 (clients) or a float in (0, 1] (fraction of all clients)"
     if isinstance(clients_per_round, bool) or not isinstance(clients_per_round, int | float):
         raise ValueError(f"`clients_per_round` must be {allowed}, got {clients_per_round!r}.")
-    if isinstance(clients_per_round, int):
-        good = clients_per_round >= 1
-    else:
-        good = 0 < clients_per_round <= 1
-    if not good:
+    if not (clients_per_round >= 1 if isinstance(clients_per_round, int) else 0 < clients_per_round <= 1):
         raise ValueError(f"`clients_per_round` must be {allowed}, got {clients_per_round!r}.")
 
 

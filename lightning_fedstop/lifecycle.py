@@ -85,9 +85,7 @@ class Lifecycle(Saving):
     @property
     def log_dir(self) -> str | None:
         """The run's version folder, the same on every process; ``None`` where nothing is written."""
-        path: str | None = self.record.log_dir if self.record is not None and self.is_global_zero else None
-        path = self.strategy.broadcast(path)
-        return path
+        return None if self.record is None else self.record.log_dir
 
     @contextmanager
     def _running(self, fn: TrainerFn, stage: RunningStage, name: str, model: object, datamodule: Any) -> Iterator[None]:
@@ -127,7 +125,7 @@ class Lifecycle(Saving):
             module.prepare_data()
         self.fabric.barrier()
         if data is not None:
-            data.trainer = self  # type: ignore[assignment]
+            data.trainer = self
             data.setup(stage)
         self._open_record()
         hooks("setup", stage)
@@ -143,13 +141,10 @@ class Lifecycle(Saving):
         if self.state.fn != TrainerFn.FITTING or self.fast_dev_run:
             self.record = None
             return
-        self.record = RunRecord(self.default_root_dir)
-        if self.is_global_zero:
-            self.record.open()
-        log_dir = self.log_dir
-        assert log_dir is not None
+        version = RunRecord(self.default_root_dir).version if self.is_global_zero else None
+        self.record = RunRecord(self.default_root_dir, version=self.strategy.broadcast(version))
         if self._default_checkpoint is not None:
-            self._default_checkpoint.dirpath = os.path.join(log_dir, "checkpoints")
+            self._default_checkpoint.dirpath = os.path.join(self.record.log_dir, "checkpoints")
         self.loggers = [self.record] if self._logger is True or self._logger is None else self._user_loggers()
 
     def _setup_fit(self, ckpt_path: str | os.PathLike[str] | None) -> None:
@@ -225,7 +220,8 @@ class Lifecycle(Saving):
             evaluator = self._evaluator(name, limit)
             if not evaluator.runs_on(loaders):
                 raise MisconfigurationException(
-                    f"There is nothing to do: {type(model).__name__}.{name}_step and the batches of `{loader}` are both needed."
+                    f"There is nothing to evaluate: {type(model).__name__} needs a `{name}_step` of its own,"
+                    f" and `{loader}` must give batches."
                 )
             metrics = self._evaluate(evaluator, loaders, stage)
         if verbose and self.is_global_zero:

@@ -161,9 +161,9 @@ class LocalTrainer:
         self.call_hook("on_before_zero_grad", self.solver.optimizer)
         self.parameters.zero_grad()
         arguments = (batch, batch_idx) if self._takes_batch_idx else (batch,)
-        with torch.enable_grad(), self.autocast(), frozen_statistics(self.module, not first):
-            with self.collector.muted(not first):
-                outputs = self.module.training_step(*arguments)
+        quiet = not first
+        with torch.enable_grad(), self.autocast(), frozen_statistics(self.module, quiet), self.collector.muted(quiet):
+            outputs = self.module.training_step(*arguments)
         loss = _loss_of(outputs)
         if loss is None:
             return None

@@ -91,7 +91,6 @@ def status_of(trainer: Any) -> str:
     growth = metrics.get("task_vector/growth_rate")
     if growth is not None:
         parts.append(f"growth {float(growth):.2%}")
-    for callback in trainer.callbacks:
-        if hasattr(callback, "wait_count") and hasattr(callback, "threshold"):
-            parts.append(f"saturated {callback.wait_count} of {callback.patience}")
+    rules = [c for c in trainer.callbacks if hasattr(c, "wait_count") and hasattr(c, "threshold")]
+    parts.extend(f"saturated {rule.wait_count} of {rule.patience}" for rule in rules)
     return "  ".join(parts)

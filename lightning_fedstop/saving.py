@@ -41,7 +41,6 @@ class Saving(TrainerInterface):
     nonfinite_reason: str | None
     _began: float
     _prints: bool
-    log_dir: str | None
     _default_checkpoint: ModelCheckpoint | None
 
     def save_checkpoint(
@@ -97,7 +96,7 @@ class Saving(TrainerInterface):
             "method": type(self.method).__name__,
             "method_state": self.method.state_dict(),
             "solver": server.trainer.solver.state_dict(),
-            "log_dir": self.record.log_dir if self.record is not None else None,
+            "log_dir": self.log_dir,
         }
 
     def _load(self, ckpt_path: str | os.PathLike[str] | None) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import Strategy
-from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
@@ -70,7 +70,7 @@ class TrainerInterface:
     def __init__(self) -> None:
         self.state = TrainerState()
         self.lightning_module: LightningModule | None = None
-        self.datamodule: LightningDataModule | None = None
+        self.datamodule: Any = None
         self.optimizers: list[Optimizer] = []
         self.lr_scheduler_configs: list[LRSchedulerConfig] = []
         self.should_stop = False
@@ -132,6 +132,10 @@ class TrainerInterface:
     @property
     def model(self) -> LightningModule | None:
         return self.lightning_module
+
+    @property
+    def log_dir(self) -> str | None:
+        raise NotImplementedError
 
     @property
     def logger(self) -> Logger | None:

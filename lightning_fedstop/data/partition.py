@@ -54,9 +54,13 @@ class Partition:
     def __post_init__(self) -> None:
         indices, offsets = self.indices, self.offsets
         if any(array.ndim != 1 or array.dtype != np.int64 for array in (indices, offsets)) or len(offsets) < 2:
-            raise ValueError("A partition needs int64 vectors `indices` and `offsets`, the latter for at least 1 client.")
+            raise ValueError(
+                "A partition needs int64 vectors `indices` and `offsets`, the latter for at least 1 client."
+            )
         if offsets[0] != 0 or offsets[-1] != len(indices) or (np.diff(offsets) < 0).any():
-            raise ValueError(f"The `offsets` of a partition must rise from 0 to the {len(indices)} `indices` there are.")
+            raise ValueError(
+                f"The `offsets` of a partition must rise from 0 to the {len(indices)} `indices` there are."
+            )
         if len(indices) and (indices.min() < 0 or indices.max() >= self.num_samples):
             raise ValueError(f"The `indices` of a partition must be sample numbers from 0 to {self.num_samples - 1}.")
         # Frozen fields alone would leave the memory writeable.

@@ -17,13 +17,9 @@ PACKAGES = ("lightning-fedstop", "lightning", "torch", "torchvision", "timm", "m
 
 def versions() -> dict[str, str]:
     """The versions of Python and of the packages a run depends on; those not installed are left out."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    installed = {distribution.metadata["Name"]: distribution.version for distribution in metadata.distributions()}
+    found = {package: installed[package] for package in PACKAGES if package in installed}
+    return {"python": platform.python_version(), **found}
 
 
 def device_name(device: torch.device) -> str:

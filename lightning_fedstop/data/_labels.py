@@ -1,0 +1,88 @@
+"""The class of each item of a data set, found without reading the items where that is possible."""
+
+from collections.abc import Mapping, Sized
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch.utils.data import ConcatDataset, Dataset, Subset
+
+from lightning_fedstop.data._checks import IntArray
+
+_ITEM_KEYS = ("label", "labels", "target", "targets", "y")
+
+
+def dataset_labels(dataset: Dataset[Any], read_items: bool = True) -> IntArray | None:
+    """Class numbers of a map-style data set, shape ``(n,)``, or ``None`` if it has none.
+
+    They are taken from ``targets``, ``labels`` or ``tensors[1]``, through ``Subset`` and ``ConcatDataset``, or else
+    from the second part (or the ``label``, ``target``, ``y`` entry) of each item, read once. Reading items leaves the
+    global random generators as they were.
+    """
+    if isinstance(dataset, Subset):
+        whole = dataset_labels(dataset.dataset, read_items=False)
+        if whole is not None:
+            return whole[np.asarray(dataset.indices, dtype=np.int64)]
+    elif isinstance(dataset, ConcatDataset):
+        parts = [dataset_labels(part, read_items) for part in dataset.datasets]
+        if all(part is not None for part in parts):
+            return np.concatenate([part for part in parts if part is not None])
+    else:
+        found = _from_attributes(dataset)
+        if found is not None:
+            return found
+    return _from_items(dataset) if read_items else None
+
+
+def _from_attributes(dataset: Any) -> IntArray | None:
+    # A target transform makes of the stored targets what a module sees: then the items are read.
+    if getattr(dataset, "target_transform", None) is not None:
+        return None
+    for name in ("targets", "labels"):
+        found = _class_numbers(getattr(dataset, name, None), dataset)
+        if found is not None:
+            return found
+    tensors = getattr(dataset, "tensors", None)
+    return _class_numbers(tensors[1], dataset) if isinstance(tensors, tuple) and len(tensors) > 1 else None
+
+
+def _class_numbers(values: Any, dataset: Any) -> IntArray | None:
+    if values is None or not isinstance(values, (list, tuple, np.ndarray, torch.Tensor)):
+        return None
+    try:
+        array = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+    except (ValueError, TypeError, RuntimeError):
+        return None
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    fits = array.ndim == 1 and array.dtype.kind in "iub" and len(array) == len(dataset)
+    return array.astype(np.int64) if fits else None
+
+
+def _from_items(dataset: Any) -> IntArray | None:
+    if not isinstance(dataset, Sized):
+        return None
+    labels = np.empty(len(dataset), np.int64)
+    with isolate_rng():
+        for index in range(len(dataset)):
+            value = _label_of(dataset[index])
+            if value is None:
+                return None
+            labels[index] = value
+    return labels
+
+
+def _label_of(item: Any) -> int | None:
+    value = None
+    if isinstance(item, Mapping):
+        value = next((item[key] for key in _ITEM_KEYS if key in item), None)
+    elif isinstance(item, (tuple, list)) and len(item) > 1:
+        value = item[1]
+    if value is None or isinstance(value, (str, bytes)):
+        return None
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, RuntimeError):
+        return None
+    return int(array.reshape(-1)[0]) if array.size == 1 and array.dtype.kind in "iub" else None

@@ -1,0 +1,297 @@
+"""Data modules whose training set is dealt to clients."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
+from typing_extensions import Self
+
+from lightning_fedstop.data._checks import IntArray, whole_number
+from lightning_fedstop.data._labels import dataset_labels
+from lightning_fedstop.data.partition import Partition
+from lightning_fedstop.data.skew import Skew, as_skew
+from lightning_fedstop.seeding import resolve_seed
+
+
+class FederatedDataModule(LightningDataModule):
+    """A ``LightningDataModule`` whose training set is dealt to clients; also usable in a plain ``Trainer``.
+
+    A data module of your own implements :meth:`client_dataloader` and calls :meth:`deal` in ``setup("fit")`` (or, where
+    the clients are given, overrides :attr:`client_sizes` instead of calling it).
+
+    Args:
+        num_clients: the number of clients N.
+        skew: how samples are dealt; ``None`` is :class:`~lightning_fedstop.data.Iid`.
+        seed: decides the partition; ``None`` takes the one ``seed_everything`` set, else 0.
+        partition_path: a partition saved by :meth:`Partition.save`, used instead of a new draw.
+
+    Attributes:
+        train_labels: shape ``(n,)``; the classes of the training set after ``setup("fit")``, ``None`` without classes.
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        num_clients: int = 10,
+        skew: Skew | None = None,
+        seed: int | None = None,
+        partition_path: str | Path | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_clients = whole_number("num_clients", num_clients, 1)
+        self.seed = resolve_seed(seed)
+        self.skew = as_skew(skew)
+        self.partition_path = partition_path
+        self._skew_given = skew is not None
+        self._partition: Partition | None = None
+        self.train_labels: IntArray | None = None
+
+    def _set_hparams(self, hp: Any) -> None:
+        # Checkpoints load with `weights_only=True`, so that hyperparameters are plain types.
+        if isinstance(hp, dict):
+            hp = {name: _plain(value) for name, value in hp.items()}
+        super()._set_hparams(hp)
+
+    @property
+    def partition(self) -> Partition:
+        """Which samples each client has.
+
+        Raises:
+            RuntimeError: before ``setup("fit")``.
+        """
+        if self._partition is None:
+            raise RuntimeError(f'{type(self).__name__} has no partition yet: call `setup("fit")` first.')
+        return self._partition
+
+    @property
+    def client_sizes(self) -> list[int]:
+        """Samples per client, after ``setup("fit")``."""
+        return [int(size) for size in self.partition.sizes]
+
+    def deal(self, labels: IntArray | None, num_samples: int) -> None:
+        """Deal the training set, or load the partition at ``partition_path``.
+
+        Args:
+            labels: shape ``(n,)``; class numbers, or ``None`` where there are none.
+            num_samples: n.
+
+        Raises:
+            ValueError: if the skew needs labels and there are none, or the saved partition does not fit.
+        """
+        if labels is None and self.skew.needs_labels and self.partition_path is None:
+            raise ValueError(
+                f"{type(self.skew).__name__} needs the class of each training sample, and the data set has none: use "
+                f"`Iid` or `QuantitySkew`, or give it integer `targets`."
+            )
+        known = np.zeros(num_samples, np.int64) if labels is None else labels
+        self.train_labels = labels
+        if self.partition_path is None:
+            self._partition = Partition.create(self.skew, known, self.num_clients, self.seed)
+            return
+        self._partition = Partition.load(self.partition_path, known, self.num_clients)
+        if self._skew_given and self._partition.skew != repr(self.skew):
+            raise ValueError(
+                f"The partition '{self.partition_path}' was dealt by {self._partition.skew}, but `skew` is "
+                f"{self.skew!r}: leave one of the two out."
+            )
+
+    def client_dataloader(self, client: int, generator: torch.Generator) -> Iterable[Any]:
+        """The batches of one client; each ``iter()`` is one epoch shuffled by ``generator``.
+
+        The short last batch is kept; a client without samples has no batches.
+
+        Args:
+            client: from 0 to ``num_clients - 1``.
+            generator: a CPU generator, the only source of chance.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must implement `client_dataloader`.")
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move resident data to ``device``; here there is none."""
+        return self
+
+    @classmethod
+    def from_datamodule(
+        cls,
+        datamodule: LightningDataModule,
+        num_clients: int,
+        skew: Skew | None = None,
+        batch_size: int | None = None,
+        seed: int | None = None,
+    ) -> "FederatedDataModule":
+        """Deal the training set of any data module to clients; see :class:`Federated`."""
+        return Federated(datamodule, num_clients, skew=skew, batch_size=batch_size, seed=seed)
+
+
+class Federated(FederatedDataModule):
+    """Deals the training set of a data module you already have to clients.
+
+    The data set behind ``datamodule.train_dataloader()`` is dealt; its collate function, workers and, unless given, its
+    batch size are kept. Classes are found in ``targets``, ``labels`` or ``tensors[1]`` of the data set, or by reading
+    every item once; data without classes can be dealt by ``Iid`` and ``QuantitySkew``. Everything else, the validation
+    and test loaders, the hooks that move batches, state, set-up and tear-down, is the wrapped module's.
+
+    Args:
+        datamodule: the data module to federate.
+        num_clients: the number of clients N.
+        skew: how samples are dealt; ``None`` is ``Iid``.
+        batch_size: local batch size; ``None`` takes that of the wrapped loader.
+        seed: decides the partition; ``None`` takes the one ``seed_everything`` set, else 0.
+        partition_path: a saved partition, used instead of a new draw.
+
+    Raises:
+        TypeError: if ``datamodule`` is no ``LightningDataModule``, or its training loader is not one ``DataLoader``
+            over a map-style data set.
+        ValueError: if an argument is out of range, or the skew needs classes and the data has none.
+
+    >>> from torch.utils.data import TensorDataset
+    >>> data = TensorDataset(torch.randn(12, 3), torch.arange(12) % 2)
+    >>> module = Federated(LightningDataModule.from_datasets(data, batch_size=2), num_clients=3)
+    >>> module.setup("fit")
+    >>> module.client_sizes, len(module.client_dataloader(0, torch.Generator()))
+    ([4, 4, 4], 2)
+    """
+
+    def __init__(
+        self,
+        datamodule: LightningDataModule,
+        num_clients: int = 10,
+        skew: Skew | None = None,
+        batch_size: int | None = None,
+        seed: int | None = None,
+        partition_path: str | Path | None = None,
+    ) -> None:
+        if not isinstance(datamodule, LightningDataModule):
+            raise TypeError(f"`datamodule` must be a LightningDataModule, got {type(datamodule).__name__}.")
+        self.datamodule = datamodule
+        super().__init__(num_clients, skew, seed, partition_path)
+        self.batch_size = None if batch_size is None else whole_number("batch_size", batch_size, 1)
+        self.save_hyperparameters(ignore=["datamodule"])
+        self._loader: DataLoader[Any] | None = None
+        self.prepare_data_per_node = datamodule.prepare_data_per_node
+        self.allow_zero_length_dataloader_with_multiple_devices = (
+            datamodule.allow_zero_length_dataloader_with_multiple_devices
+        )
+        # As attributes, so that Lightning sees a hook as overridden only where the wrapped module overrides it.
+        for hook in ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"):
+            setattr(self, hook, getattr(datamodule, hook))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("num_classes", "in_chans", "image_size", "class_names") and "datamodule" in vars(self):
+            return getattr(self.datamodule, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def trainer(self) -> Any:
+        """The trainer of the wrapped module."""
+        return self.datamodule.trainer
+
+    @trainer.setter
+    def trainer(self, trainer: Any) -> None:
+        self.datamodule.trainer = trainer
+
+    def prepare_data(self) -> None:
+        """Prepare the wrapped module's data."""
+        self.datamodule.prepare_data()
+
+    def setup(self, stage: str) -> None:
+        """Set the wrapped module up; for ``"fit"``, deal its training set."""
+        self.datamodule.setup(stage)
+        if stage not in ("fit", None):
+            return
+        loader = self._checked_loader(self.datamodule.train_dataloader())
+        if self._loader is None or loader.dataset is not self._loader.dataset:
+            reads = self.skew.needs_labels and self.partition_path is None
+            self.deal(dataset_labels(loader.dataset, read_items=reads), len(loader.dataset))  # type: ignore[arg-type]
+        self._loader = loader
+
+    def _checked_loader(self, loader: Any) -> DataLoader[Any]:
+        who = f"`{type(self.datamodule).__name__}.train_dataloader()`"
+        if not isinstance(loader, DataLoader):
+            raise TypeError(
+                f"{who} must return one torch DataLoader to be dealt to clients, got {type(loader).__name__}."
+            )
+        if isinstance(loader.dataset, IterableDataset):
+            raise TypeError(f"{who} streams an IterableDataset, which cannot be dealt to clients: use a map-style one.")
+        if self.batch_size is None and self._loader_batch_size(loader) is None:
+            raise ValueError(f"{who} has no fixed batch size: give `batch_size`.")
+        if type(loader.sampler) not in (RandomSampler, SequentialSampler) and self._loader is None:
+            rank_zero_warn(
+                f"{who} draws with {type(loader.sampler).__name__}; each client draws its own samples without "
+                f"replacement instead."
+            )
+        return loader
+
+    @staticmethod
+    def _loader_batch_size(loader: DataLoader[Any]) -> int | None:
+        return loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+
+    def client_dataloader(self, client: int, generator: torch.Generator) -> Iterable[Any]:
+        """The batches of one client; see :meth:`FederatedDataModule.client_dataloader`."""
+        indices = self.partition[client]
+        loader = self._loader
+        if len(indices) == 0 or loader is None:
+            return []
+        options: dict[str, Any] = {} if loader.num_workers == 0 else {"prefetch_factor": loader.prefetch_factor}
+        return DataLoader(
+            Subset(loader.dataset, indices.tolist()),
+            batch_size=self.batch_size or self._loader_batch_size(loader),
+            shuffle=True,
+            generator=generator,
+            collate_fn=loader.collate_fn,
+            num_workers=loader.num_workers,
+            pin_memory=loader.pin_memory,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+            **options,
+        )
+
+    def train_dataloader(self) -> Any:
+        """The wrapped module's loader over the pooled training set."""
+        return self.datamodule.train_dataloader()
+
+    def val_dataloader(self) -> Any:
+        """The wrapped module's validation loaders, or none."""
+        return self._wrapped("val_dataloader")
+
+    def test_dataloader(self) -> Any:
+        """The wrapped module's test loaders, or none."""
+        return self._wrapped("test_dataloader")
+
+    def predict_dataloader(self) -> Any:
+        """The wrapped module's prediction loaders, or none."""
+        return self._wrapped("predict_dataloader")
+
+    def _wrapped(self, name: str) -> Any:
+        return getattr(self.datamodule, name)() if is_overridden(name, self.datamodule) else []
+
+    def teardown(self, stage: str) -> None:
+        """Tear the wrapped module down."""
+        self.datamodule.teardown(stage)
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Tell the wrapped module."""
+        self.datamodule.on_exception(exception)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped module's state."""
+        return self.datamodule.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the wrapped module's state."""
+        self.datamodule.load_state_dict(state_dict)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Skew):
+        return value.as_config()
+    return str(value) if isinstance(value, Path) else value
