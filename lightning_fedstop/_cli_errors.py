@@ -24,6 +24,8 @@ _KEY = re.compile(r'(?:Parser key|Key|key) "([^"]+)"')
 _CLASS_PATH = re.compile(r"Problem with given class_path '([^']+)'")
 _EXPECTED_CLASS = re.compile(r"<class '([\w.]+)'>")
 _MANY = 12
+# What `LightningCLI` passes to an optimizer or a scheduler itself.
+_NOT_GIVEN = ("self", "params", "optimizer")
 
 
 def explain(message: str, parser: argparse.ArgumentParser, args: list[str] | None = None) -> str:
@@ -34,7 +36,7 @@ def explain(message: str, parser: argparse.ArgumentParser, args: list[str] | Non
         parser: Whose keys exist.
         args: The arguments parsed, to find the configuration file that cannot be read.
     """
-    if match := re.search(r"unrecognized arguments: (.*)", message):
+    if match := re.match(r"unrecognized arguments: (.*)", message):
         words = match[1].split()
         options = [word for word in words if word.startswith("-")]
         if not options:
@@ -86,13 +88,18 @@ def _nested(message: str) -> str:
         if match := _CLASS_PATH.search(line):
             class_path = match[1]
         where = ".".join(path) or "error"
-        if match := re.search(r"Option '([^']+)' is not accepted", line):
-            return f"{where}: {_unknown_argument(class_path, match[1])}"
+        if match := re.search(r"Option '([^']+)' is not accepted|unrecognized arguments: --([^=\s]+)", line):
+            return f"{where}: {_unknown_argument(class_path, match[1] or match[2])}"
         if match := re.search(r"the following arguments are required: (.+)", line):
             needs = f"{class_path.rpartition('.')[2]} needs the argument {match[1]}" if class_path else match[1]
             return f"{where}: {needs}." if class_path else f"{match[1]}: needed, but not given."
         if match := re.search(r"No module named '([^']+)'", line):
             return f"{where}: '{class_path}' cannot be imported: there is no module '{match[1]}'."
+        if match := re.search(r"module '([^']+)' has no attribute '([^']+)'", line):
+            return f"{where}: '{class_path}' cannot be imported: the module '{match[1]}' has no '{match[2]}'."
+        if match := re.search(r"Import path (\S*).*does not correspond to a subclass of (\w+)", line):
+            value = re.findall("Given value: (.*)", message)
+            return f"{where}: '{(value or [match[1]])[0]}' is not a subclass of {match[2]}."
         if match := re.search(r"Expected a dot import path string: (\S+)", line):
             return f"{where}: {_unknown_class(match[1], message)}"
         if match := re.search(r"(?:File does not exist|Path is not a file): '(.*)'", line):
@@ -105,17 +112,14 @@ def _nested(message: str) -> str:
         return f"{'.'.join(path)}: must be {' or '.join(map(_kind, kinds))}, got '{value}'."
     if path and class_path and (reason := re.search(r"Problem with given class_path '[^']+':\s*(.+)", message)):
         return f"{'.'.join(path)}: '{class_path}': {reason[1].strip()}."
-    if path and (match := re.search(r"Import path (\S+)?.*does not correspond to a subclass of (\w+)", message)):
-        return f"{'.'.join(path)}: '{match[1] or (given or [''])[0]}' is not a subclass of {match[2]}."
     return _one_line(message)
 
 
 def _unknown_argument(class_path: str, name: str) -> str:
     names = _arguments_of(class_path)
     near = get_close_matches(name, names, n=1)
-    hint = f"did you mean '{near[0]}'? " if near else ""
-    exist = f"it takes {', '.join(names)}" if names else "it takes none"
-    return f"{class_path.rpartition('.')[2]} has no argument '{name}'; {hint}{exist[0].upper()}{exist[1:]}."
+    hint = f"; did you mean '{near[0]}'?" if near else "."
+    return f"{class_path.rpartition('.')[2]} has no argument '{name}'{hint} It takes {', '.join(names) or 'none'}."
 
 
 def _arguments_of(class_path: str) -> list[str]:
@@ -126,8 +130,8 @@ def _arguments_of(class_path: str) -> list[str]:
         return names
     for function in [base.__init__ for base in target.__mro__] if inspect.isclass(target) else [target]:
         parameters = inspect.signature(function).parameters.values()
-        plain = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name != "self"]
-        names += [name for name in plain if name not in names]
+        plain = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        names += [name for name in plain if name not in (*names, *_NOT_GIVEN)]
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
     return names
@@ -158,6 +162,7 @@ def _subclasses(base: type) -> Iterator[str]:
 
 def _kind(kind: str) -> str:
     name = re.sub(r"<class '([\w.]+)'>", lambda match: match[1].rpartition(".")[2], kind)
+    name = re.sub(r"(?:typing\.)?Literal\[(.*)\]", lambda match: match[1].replace(", ", " or "), name)
     return name.replace("NoneType", "null")
 
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -10,13 +11,16 @@ from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 
-# Short class names in a configuration are looked up among the classes that have been imported.
 from lightning_fedstop.__about__ import __version__
 from lightning_fedstop._cli_errors import explain
-from lightning_fedstop._cli_links import DATA_LINKS, Instantiator, linked_value
+from lightning_fedstop._cli_links import DATA_LINKS, ErrorKeeper, Instantiator, build_plainly, is_given, linked_value
 from lightning_fedstop.data import MedMNIST
 from lightning_fedstop.loop import FederatedLoop
 from lightning_fedstop.models import ImageClassifier
+
+# Short class names in a configuration are looked up among the classes that have been imported.
+for _module in ("cohort", "methods", "data", "models", "stopping.early_stopping"):
+    import_module(f"lightning_fedstop.{_module}")
 
 
 class FedStopParser(LightningArgumentParser):
@@ -55,7 +59,7 @@ class RunConfigCallback(SaveConfigCallback):
         for name in DATA_LINKS:
             # Left out where the data decides, so that it decides again; kept where the user did.
             key = f"model.init_args.{name}"
-            if key in config and config[key] is None:
+            if key in config and not is_given(config.model.class_path, name, config[key]):
                 config.pop(key)
         path.write_text(self.parser.dump(config, skip_none=False, skip_link_targets=False), encoding="utf-8")
 
@@ -77,10 +81,12 @@ class FedStopCLI(LightningCLI):
     config: Namespace
 
     def __init__(self, args: ArgsType = None, run: bool = True, **kwargs: Any) -> None:
+        header = {"dump_header": [f"lightning-fedstop=={__version__}"]}
         parser_kwargs = {
             "prog": "fedstop",
             "description": "Federated learning that stops by itself.",
-            "dump_header": [f"lightning-fedstop=={__version__}"],
+            **header,
+            **{name: header for name in self.subcommands()},
             **kwargs.pop("parser_kwargs", {}),
         }
         defaults: dict[str, Any] = {
@@ -134,8 +140,15 @@ class FedStopCLI(LightningCLI):
                 super()._parse_ckpt_path()
 
     def _add_instantiators(self) -> None:
+        self.errors = ErrorKeeper()
         for key, base in (("model", self._model_class), ("data", self._datamodule_class)):
-            self.parser.add_instantiator(Instantiator(self, key), base, subclasses=True)
+            self.parser.add_instantiator(self.errors.wrap(Instantiator(self, key)), base, subclasses=True)
+        self.parser.add_instantiator(self.errors.wrap(build_plainly), object, subclasses=True)
+
+    def instantiate_classes(self) -> None:
+        """Build data, model, callbacks and loop; what one of them refuses is raised as it is."""
+        with self.errors.unwrapped():
+            super().instantiate_classes()
 
 
 def _path_of(cls: type) -> str:

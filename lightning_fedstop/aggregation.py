@@ -6,6 +6,7 @@ processes shows in the mean.
 """
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,11 @@ Reduce = Callable[[Tensor, str], Tensor]
 def reduce_alone(tensor: Tensor, op: str) -> Tensor:
     """The reduction of a single process: the tensor itself."""
     return tensor
+
+
+def gather_alone(items: list[Any]) -> list[list[Any]]:
+    """The lists of all processes, where there is one."""
+    return [items]
 
 
 class RunningMean:
@@ -44,6 +50,10 @@ class RunningMean:
             self.total.add_(value.double(), alpha=weight)
         self.weight += weight
 
+    def total_weight(self, reduce: Reduce = reduce_alone) -> float:
+        """The weights added on all processes together; 0 if nothing was added."""
+        return float(reduce(torch.tensor(self.weight, dtype=torch.float64, device=self.total.device), "sum"))
+
     def compute(self, reduce: Reduce = reduce_alone) -> Tensor:
         """The mean over all processes, float64.
 
@@ -51,10 +61,34 @@ class RunningMean:
             ValueError: if nothing was added on any process.
         """
         total = reduce(self.total, "sum")
-        weight = float(reduce(torch.tensor(self.weight, dtype=torch.float64, device=total.device), "sum"))
+        weight = self.total_weight(reduce)
         if weight <= 0:
             raise ValueError("The mean of no client is undefined: at least one client with a sample must take part.")
         return total / weight
+
+
+class RunningSum:
+    """The sum of vectors over the clients of a round, taken at its end. Memory: one float64 vector, while in use.
+
+    Args:
+        like: a tensor of the shape and device of what will be added.
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        self.like = like
+        self.total: Tensor | None = None
+
+    def add(self, value: Tensor) -> None:
+        """Add one vector."""
+        if self.total is None:
+            self.total = torch.zeros_like(self.like, dtype=torch.float64)
+        self.total.add_(value)
+
+    def take(self, reduce: Reduce = reduce_alone) -> Tensor:
+        """The sum over all processes, float64; zero again afterwards."""
+        total = torch.zeros_like(self.like, dtype=torch.float64) if self.total is None else self.total
+        self.total = None
+        return reduce(total, "sum")
 
 
 class BufferMean:

@@ -7,6 +7,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from lightning_fedstop.client_state import ClientStates
 from lightning_fedstop.cohort import Cohort, check_clients_per_round
 from lightning_fedstop.methods import FederatedMethod
 from lightning_fedstop.server import OnNonfinite, Weighting
@@ -39,6 +40,7 @@ def check_arguments(arguments: dict[str, Any]) -> None:
     _check_choice(arguments, "on_nonfinite", get_args(OnNonfinite))
     _check_class("method", arguments["method"], FederatedMethod)
     _check_class("cohort", arguments["cohort"], Cohort)
+    _check_class("client_states", arguments["client_states"], ClientStates)
     for callback in arguments["callbacks"]:
         _check_class("callbacks", callback, Callback)
     stateful = [callback for callback in arguments["callbacks"] if type(callback).state_dict != Callback.state_dict]

@@ -58,8 +58,8 @@ def main(args: list[str] | None = None) -> None:
     else:
         known = [*TRAINING_COMMANDS, *OTHER_COMMANDS]
         near = get_close_matches(command, known, n=1)
-        hint = f"did you mean '{near[0]}'? " if near else ""
-        sys.stderr.write(f"fedstop: error: there is no command '{command}'; {hint}It can {', '.join(known)}.\n")
+        hint = f"; did you mean '{near[0]}'?" if near else "."
+        sys.stderr.write(f"fedstop: error: there is no command '{command}'{hint} There are {', '.join(known)}.\n")
         raise SystemExit(2)
 
 

@@ -94,7 +94,7 @@ class Evaluator:
             hooks(f"on_{stage}_epoch_start")
             for index, loader in enumerate(loaders):
                 self.collector.dataloader_suffix = f"/dataloader_idx_{index}" if len(loaders) > 1 else ""
-                self._run_loader(index, loader)
+                self._run_loader(index if len(loaders) > 1 else None, loader)
             self.collector.dataloader_suffix = ""
             hooks(f"on_{stage}_epoch_end")
             report(self.collector.compute(reduce, gather))
@@ -103,17 +103,19 @@ class Evaluator:
                 module.training = True
             hooks(f"on_{stage}_model_train")
 
-    def _run_loader(self, index: int, loader: Iterable[Any]) -> None:
+    def _run_loader(self, index: int | None, loader: Iterable[Any]) -> None:
         takes_batch_idx = is_param_in_hook_signature(self.step, "batch_idx", min_args=2)
         takes_loader_idx = is_param_in_hook_signature(self.step, "dataloader_idx", min_args=3)
+        # As in a `Trainer`, a loader has an index only among several: hooks may leave the argument out otherwise.
+        number = () if index is None else (index,)
         for batch_idx, batch in enumerate(limited(loader, self.limit)):
             if batch_idx % self.fabric.world_size != self.fabric.global_rank:
                 continue
-            batch = self.transfer(batch, index)
-            self.hooks(f"on_{self.stage}_batch_start", batch, batch_idx, index)
+            batch = self.transfer(batch, index or 0)
             self.collector.start_batch(batch)
-            arguments = [batch, batch_idx, index][: 1 + takes_batch_idx + takes_loader_idx]
+            self.hooks(f"on_{self.stage}_batch_start", batch, batch_idx, *number)
+            arguments = [batch, *[batch_idx] * takes_batch_idx, *number * takes_loader_idx]
             with self.fabric.autocast(), self.hooks.naming(f"{self.stage}_step"):
                 outputs = self.step(*arguments)
-            self.hooks(f"on_{self.stage}_batch_end", outputs, batch, batch_idx, index)
+            self.hooks(f"on_{self.stage}_batch_end", outputs, batch, batch_idx, *number)
         self.collector.start_batch(None)

@@ -15,6 +15,7 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerSta
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_fedstop.arguments import check_module, reorder_callbacks
+from lightning_fedstop.client_state import ClientStates
 from lightning_fedstop.cohort import Cohort
 from lightning_fedstop.evaluation import Evaluator, as_loaders
 from lightning_fedstop.hooks import Hooks
@@ -48,6 +49,7 @@ class Lifecycle(Saving):
     local_epochs: int
     weighting: Weighting
     on_nonfinite: OnNonfinite
+    client_states: ClientStates
     limit_train_batches: int | float | None
     limit_val_batches: int | float | None
     limit_test_batches: int | float | None
@@ -74,6 +76,7 @@ class Lifecycle(Saving):
                 filename="last", enable_version_counter=False, save_on_train_epoch_end=True
             )
             callbacks = [*callbacks, self._default_checkpoint]
+        self._callbacks = callbacks
         self.callbacks = reorder_callbacks(callbacks)
         self.loggers = self._user_loggers()
 
@@ -98,6 +101,7 @@ class Lifecycle(Saving):
         self.lightning_module = self.module = module
         self.datamodule = datamodule
         module.trainer = self  # type: ignore[assignment]
+        self.callbacks = self._with_callbacks_of(module)
         self.hooks = Hooks(self, module)
         self.collector = ResultCollector(module)
         self.parameters: FlatParameters | None = None
@@ -112,6 +116,13 @@ class Lifecycle(Saving):
             raise
         finally:
             self._teardown(name)
+
+    def _with_callbacks_of(self, module: LightningModule) -> list[Callback]:
+        """The loop's callbacks and those the module configures, which replace the loop's of the same class."""
+        configured = module.configure_callbacks()
+        own = [configured] if isinstance(configured, Callback) else list(configured)
+        replaced = {type(callback) for callback in own} - {Callback}
+        return reorder_callbacks([callback for callback in self._callbacks if type(callback) not in replaced] + own)
 
     def _setup(self, stage: str) -> None:
         """Data, module and callbacks, in a ``Trainer``'s order."""
@@ -181,6 +192,8 @@ class Lifecycle(Saving):
             self.clients_per_round,
             self.weighting,
             self.on_nonfinite,
+            self.client_states,
+            self.log_dir,
             self.fabric,
             resolve_seed(self.seed),
             self.hooks,
@@ -243,5 +256,6 @@ class Lifecycle(Saving):
             self.datamodule.teardown(stage)
         if self.parameters is not None:
             self.parameters.release()
+            self.client_states.close()
             self.parameters = None
         self.state.stage = None

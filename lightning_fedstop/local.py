@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from lightning_fedstop.aggregation import RunningMean
 from lightning_fedstop.methods.base import Client, FederatedMethod, LocalStep
 from lightning_fedstop.parameters import FlatParameters
 from lightning_fedstop.results import ResultCollector
@@ -110,6 +112,8 @@ class LocalTrainer:
         self.solver.start_client()
         if self.scaler:
             self.scaler.load_state_dict(self._scaler_state)
+        if self.method.needs_full_gradient:
+            client.vectors["full_gradient"] = self._full_gradient(batches)
         self.method.start(client)
         steps = 0
         for _ in range(self.local_epochs):
@@ -124,6 +128,15 @@ class LocalTrainer:
         self.collector.start_batch(None)
         delta = self.parameters.vector.to(client.theta.dtype) - client.theta
         return LocalUpdate(delta, steps)
+
+    def _full_gradient(self, batches: Iterable[Any]) -> Tensor:
+        """The mean gradient over the client's samples at the module's present parameters; logs and moves nothing."""
+        mean = RunningMean(self.parameters.grad)
+        for batch_idx, batch in enumerate(limited(batches, self.limit_train_batches)):
+            batch = self.transfer(batch)
+            if self._backward(batch, batch_idx, first=False) is not None:
+                mean.add(self.parameters.grad, extract_batch_size(batch))
+        return mean.compute().to(self.parameters.grad.dtype)
 
     def _step(self, client: Client, k: int, batch: Any, batch_idx: int) -> Any:
         """One local step; gives what ``training_step`` returned, ``None`` if it skipped the batch."""
@@ -142,6 +155,8 @@ class LocalTrainer:
             with torch.no_grad():
                 self.method.correct(step)
             self._clip()
+            with torch.no_grad():
+                self.method.after_clip(step)
             self.call_hook("on_before_optimizer_step", optimizer)
             return _loss_of(outputs[0])
 

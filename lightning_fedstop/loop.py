@@ -9,6 +9,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
 from lightning_fedstop.arguments import check_arguments, check_datamodule
+from lightning_fedstop.client_state import ClientStates
 from lightning_fedstop.cohort import Cohort, UniformCohort
 from lightning_fedstop.evaluation import as_loaders
 from lightning_fedstop.lifecycle import Lifecycle
@@ -36,6 +37,7 @@ class FederatedLoop(Lifecycle):
             ``"samples"``, each counts by its samples (McMahan et al. 2017).
         on_nonfinite: when a client's update is not finite, ``"stop"`` ends the run with the last finite global model,
             ``"drop"`` leaves the update out, ``"keep"`` lets it in.
+        client_states: where a method's vectors of clients are kept, in memory by default.
         accelerator: as in ``Trainer``, with ``strategy``, ``devices``, ``num_nodes`` and ``precision``. The processes
             train different clients; gradients are never synchronised.
         strategy: see ``accelerator``.
@@ -71,6 +73,7 @@ class FederatedLoop(Lifecycle):
         cohort: Cohort | None = None,
         weighting: Weighting = "uniform",
         on_nonfinite: OnNonfinite = "stop",
+        client_states: ClientStates | None = None,
         accelerator: str = "auto",
         strategy: str = "auto",
         devices: int | str | list[int] = "auto",
@@ -90,6 +93,7 @@ class FederatedLoop(Lifecycle):
     ) -> None:
         method = FedAvg() if method is None else method
         cohort = UniformCohort() if cohort is None else cohort
+        client_states = ClientStates() if client_states is None else client_states
         callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
         check_arguments({**locals()})
         self.fast_dev_run = fast_dev_run
@@ -106,6 +110,7 @@ class FederatedLoop(Lifecycle):
         self.cohort = cohort
         self.weighting: Weighting = weighting
         self.on_nonfinite: OnNonfinite = on_nonfinite
+        self.client_states = client_states
         self.check_val_every_n_round = check_val_every_n_round
         self.limit_train_batches = limit_train_batches
         self.limit_val_batches = limit_val_batches

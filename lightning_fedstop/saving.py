@@ -95,6 +95,7 @@ class Saving(TrainerInterface):
             "seed": server.seed,
             "method": type(self.method).__name__,
             "method_state": self.method.state_dict(),
+            "client_states": server.states_dict(),
             "solver": server.trainer.solver.state_dict(),
             "log_dir": self.log_dir,
         }
@@ -131,6 +132,7 @@ class Saving(TrainerInterface):
             )
         server.set_theta(state["theta"].to(server.theta))
         self.method.load_state_dict(state["method_state"])
+        server.load_states(state["client_states"])
         server.trainer.solver.load_state_dict(state["solver"])
         self.callback_metrics = {name: torch.tensor(value) for name, value in state["metrics"].items()}
         self.global_step, self.pending, self.row = state["round"], state["pending"], dict(state["row"])

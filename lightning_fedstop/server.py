@@ -12,6 +12,7 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from lightning_fedstop.aggregation import BufferMean, RunningMean
+from lightning_fedstop.client_state import ClientStates
 from lightning_fedstop.cohort import Cohort, cohort_size
 from lightning_fedstop.local import CallHook, LocalTrainer
 from lightning_fedstop.methods.base import Client, FederatedMethod, Federation
@@ -72,6 +73,8 @@ class Server:
         clients_per_round: how many: an integer, or a fraction of all clients.
         weighting: ``"uniform"``, as in the paper's equation (1), or ``"samples"``, n_m / sum n.
         on_nonfinite: what a client's update that is not finite does: end the run, be left out, or go in.
+        states: keeps the method's vectors of clients.
+        folder: where their file may lie.
         fabric: the processes.
         seed: the root of all random streams.
         call_hook: calls ``on_client_start`` and ``on_client_end``.
@@ -89,6 +92,8 @@ class Server:
         clients_per_round: int | float,
         weighting: Weighting,
         on_nonfinite: OnNonfinite,
+        states: ClientStates,
+        folder: str | None,
         fabric: Fabric,
         seed: int,
         call_hook: CallHook,
@@ -110,7 +115,22 @@ class Server:
         vector = self.parameters.vector
         self.theta = vector.to(torch.promote_types(vector.dtype, torch.float32), copy=True)
         self._buffers: BufferMean | None = None
-        method.setup(Federation(self.num_clients, self.theta))
+        self.states = states
+        self._trained_on: dict[int, int] = {}
+        states.open(self.theta, folder)
+        method.setup(
+            Federation(
+                self.theta,
+                self.sizes,
+                states,
+                self.parameters.sizes,
+                trainer.local_epochs,
+                getattr(datamodule, "batch_size", None),
+                trainer.solver.is_plain_sgd,
+                self.reduce,
+                self.gather,
+            )
+        )
 
     def set_theta(self, theta: Tensor) -> None:
         """Make ``theta``, shape ``(d,)``, the global model and load it into the module."""
@@ -131,7 +151,9 @@ class Server:
         mean = RunningMean(self.theta)
         self._buffers = buffers = BufferMean(self.trainer.module)
         nonfinite = []
-        for client in deal(clients, self.sizes, self.fabric.world_size)[self.fabric.global_rank]:
+        hands = deal(clients, self.sizes, self.fabric.world_size)
+        self._move_states(hands)
+        for client in hands[self.fabric.global_rank]:
             buffers.reset()
             if not self._train_client(round, client, mean, buffers):
                 nonfinite.append(client)
@@ -141,18 +163,48 @@ class Server:
         report.seconds = time.perf_counter() - began
         return report
 
+    def _move_states(self, hands: list[list[int]]) -> None:
+        """Bring each client's vectors to the process that trains it now."""
+        for rank, clients in enumerate(hands):
+            for client in clients:
+                before = self._trained_on.get(client, rank)
+                self._trained_on[client] = rank
+                if before != rank:
+                    self._move(client, before, rank)
+
+    def _move(self, client: int, source: int, target: int) -> None:
+        here = self.fabric.global_rank
+        mine = [key for key in self.states.written() if key[1] == client] if here == source else []
+        vectors = self.fabric.broadcast({key: self.states.pop(key) for key in mine}, src=source)
+        if here == target:
+            for (name, index), vector in vectors.items():
+                self.states.set(name, index, vector)
+
+    def states_dict(self) -> dict[str, Any]:
+        """The vectors of all clients, from all processes."""
+        merged: dict[str, Any] = {}
+        for (part,) in self.gather([self.states.state_dict()]):
+            for name, vectors in part.items():
+                merged.setdefault(name, {}).update(vectors)
+        return merged
+
+    def load_states(self, state_dict: dict[str, Any]) -> None:
+        """Take the vectors of all clients back; the first process keeps them until they are needed elsewhere."""
+        self.states.load_state_dict(state_dict if self.fabric.is_global_zero else {})
+        self._trained_on = {client: 0 for vectors in state_dict.values() for client in vectors}
+
     def _train_client(self, round: int, index: int, mean: RunningMean, buffers: BufferMean) -> bool:
         """Train one client and add its update to the sums; gives whether the update was finite."""
         size = self.sizes[index]
         solver = self.trainer.solver
-        client = Client(index, round, size, self.theta, solver.lr, solver.momentum)
+        weight = size if self.weighting == "samples" else 1
+        client = Client(index, round, size, self.theta, solver.lr, solver.momentum, weight)
         batches = self.datamodule.client_dataloader(index, torch_generator(self.seed, "batches", round, index))
         self.call_hook("on_client_start", index)
         with seeded(derive_seed(self.seed, "client", round, index)):
             update = self.trainer.train(client, batches)
         finite = bool(torch.isfinite(update.delta).all())
         if update.steps and (finite or self.on_nonfinite == "keep"):
-            weight = size if self.weighting == "samples" else 1
             mean.add(update.delta, weight)
             buffers.add(weight)
             self.method.finish(client, update.delta, update.steps)
@@ -162,8 +214,7 @@ class Server:
     def _aggregate(self, report: RoundReport, mean: RunningMean, buffers: BufferMean) -> None:
         """The server step; a round that nothing came back from, or that ends the run, leaves the model as it was."""
         stops = bool(report.nonfinite) and self.on_nonfinite == "stop"
-        weight = self.reduce(torch.tensor(mean.weight, dtype=torch.float64, device=self.theta.device), "sum")
-        if stops or not weight > 0:
+        if stops or not mean.total_weight(self.reduce):
             buffers.reset()
             self.set_theta(self.theta)
             return

@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 
@@ -89,6 +89,14 @@ class LocalSolver:
     def momentum(self) -> float:
         """The heavy-ball momentum of the first parameter group, 0 where the optimizer has none."""
         return float(self.optimizer.param_groups[0].get("momentum", 0.0))
+
+    @property
+    def is_plain_sgd(self) -> bool:
+        """Whether K steps of a constant gradient g move a model by -lr * S(K, momentum) * g: see methods.Federation."""
+        groups = self.optimizer.param_groups
+        plain = not any(g.get("dampening") or g.get("nesterov") or g.get("maximize") for g in groups)
+        same = len({(g["lr"], g.get("momentum")) for g in groups}) == 1
+        return type(self.optimizer) is SGD and plain and same
 
     def state_dict(self) -> dict[str, Any]:
         """The scheduler's state and the rates it has set."""

@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.plugins import Precision
 from lightning.fabric.strategies import Strategy
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
+from lightning.pytorch.utilities.enums import GradClipAlgorithmType
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
@@ -52,6 +54,28 @@ class StrategyInterface:
     def remove_checkpoint(self, filepath: str | os.PathLike[str]) -> None:
         if self.is_global_zero:
             self._strategy.checkpoint_io.remove_checkpoint(str(filepath))
+
+
+class PrecisionInterface:
+    """A Fabric precision with the clip that a module's own ``configure_gradient_clipping`` asks of a ``Trainer``'s."""
+
+    def __init__(self, precision: Precision) -> None:
+        self._precision = precision
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._precision, name)
+
+    def clip_gradients(
+        self,
+        optimizer: Optimizer,
+        clip_val: int | float = 0.0,
+        gradient_clip_algorithm: GradClipAlgorithmType = GradClipAlgorithmType.NORM,
+    ) -> None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if clip_val > 0 and gradient_clip_algorithm == GradClipAlgorithmType.VALUE:
+            torch.nn.utils.clip_grad_value_(parameters, clip_val)
+        elif clip_val > 0:
+            torch.nn.utils.clip_grad_norm_(parameters, clip_val)
 
 
 class TrainerInterface:
@@ -142,8 +166,8 @@ class TrainerInterface:
         return self.loggers[0] if self.loggers else None
 
     @property
-    def precision_plugin(self) -> Any:
-        return self.fabric.strategy.precision
+    def precision_plugin(self) -> PrecisionInterface:
+        return PrecisionInterface(self.fabric.strategy.precision)
 
     @property
     def precision(self) -> Any:

@@ -63,10 +63,11 @@ def _class_numbers(values: Any, dataset: Any) -> IntArray | None:
 def _from_items(dataset: Any) -> IntArray | None:
     if not isinstance(dataset, Sized):
         return None
-    labels = np.empty(len(dataset), np.int64)
+    items: Any = dataset
+    labels = np.empty(len(items), np.int64)
     with isolate_rng():
-        for index in range(len(dataset)):
-            value = _label_of(dataset[index])
+        for index in range(len(items)):
+            value = _label_of(items[index])
             if value is None:
                 return None
             labels[index] = value

@@ -1,6 +1,7 @@
 """Who holds which classes, and how a class is split over its holders (eq. (3))."""
 
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_fedstop.data._checks import IntArray
 
@@ -78,3 +79,21 @@ def split_classes(slots: IntArray, order: IntArray, class_sizes: IntArray, rng: 
     used = np.repeat(holders > 0, class_sizes)
     owner[order[used]] = np.repeat(places % num_clients, sizes)
     return owner
+
+
+def warn_of_gaps(
+    holders: IntArray, class_sizes: IntArray, present: IntArray, num_clients: int, classes_per_client: int
+) -> None:
+    """Say which samples stay unused, and that clients hold fewer than c classes, where eq. (3) leaves no other way."""
+    places = num_clients * classes_per_client
+    if (holders == 0).any():
+        rank_zero_warn(
+            f"{num_clients} clients of {classes_per_client} classes hold at most {places} of {len(holders)} classes: "
+            f"{int(class_sizes[holders == 0].sum())} samples of the classes "
+            f"{', '.join(map(str, present[holders == 0][:10]))} stay unused."
+        )
+    if holders.sum() < places:
+        rank_zero_warn(
+            f"The training set has too few samples to give each of {num_clients} clients {classes_per_client} classes: "
+            f"some hold fewer."
+        )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from lightning_fedstop.data._checks import IntArray, label_vector
 
 SPLITS = ("train", "val", "test")
-_UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, KeyError, NotImplementedError)
+_UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, KeyError, RuntimeError)
 
 
 class ImageArchive:

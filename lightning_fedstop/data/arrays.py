@@ -1,6 +1,5 @@
 """Image sets that stay where they are put, as uint8: a client's batches are index lists into them."""
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,7 +72,7 @@ class _ResidentImages(Dataset[Any]):
         return self.images[chosen], self.labels[chosen]
 
 
-def _as_fetched(batch: Batch) -> Batch:
+def _as_fetched(batch: Any) -> Any:
     return batch
 
 
@@ -128,7 +127,6 @@ class ArrayDataModule(FederatedDataModule):
         """The C names of the classes; their numbers where there are none."""
         return [str(k) for k in range(self.num_classes)]
 
-    @abstractmethod
     def read_split(self, split: str) -> tuple[NDArray[np.uint8], IntArray] | None:
         """Read ``"train"``, ``"val"`` or ``"test"``.
 
@@ -136,6 +134,7 @@ class ArrayDataModule(FederatedDataModule):
             Images of shape ``(n, H, W, C)`` and class numbers of shape ``(n,)``, or ``None`` where the split is absent
             or empty.
         """
+        raise NotImplementedError(f"{type(self).__name__} must implement `read_split`.")
 
     def setup(self, stage: str) -> None:
         """Read what ``stage`` needs (once); for ``"fit"``, deal the training set."""
@@ -198,6 +197,6 @@ class ArrayDataModule(FederatedDataModule):
         )
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Normalise the images of a batch on the device they are on."""
+        """Normalise the uint8 images of a batch on the device they are on."""
         images, labels = batch
-        return normalise(images, self.normalize_twice), labels
+        return (normalise(images, self.normalize_twice) if images.dtype == torch.uint8 else images), labels

@@ -13,9 +13,10 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 from typing_extensions import Self
 
 from lightning_fedstop.data._checks import IntArray, whole_number
+from lightning_fedstop.data._config import as_skew, plain
 from lightning_fedstop.data._labels import dataset_labels
 from lightning_fedstop.data.partition import Partition
-from lightning_fedstop.data.skew import Skew, as_skew
+from lightning_fedstop.data.skew import Skew
 from lightning_fedstop.seeding import resolve_seed
 
 
@@ -57,7 +58,7 @@ class FederatedDataModule(LightningDataModule):
     def _set_hparams(self, hp: Any) -> None:
         # Checkpoints load with `weights_only=True`, so that hyperparameters are plain types.
         if isinstance(hp, dict):
-            hp = {name: _plain(value) for name, value in hp.items()}
+            hp = {name: plain(value) for name, value in hp.items()}
         super()._set_hparams(hp)
 
     @property
@@ -209,7 +210,7 @@ class Federated(FederatedDataModule):
             return
         loader = self._checked_loader(self.datamodule.train_dataloader())
         if self._loader is None or loader.dataset is not self._loader.dataset:
-            reads = self.skew.needs_labels and self.partition_path is None
+            reads = self.skew.needs_labels or self.partition_path is not None
             self.deal(dataset_labels(loader.dataset, read_items=reads), len(loader.dataset))  # type: ignore[arg-type]
         self._loader = loader
 
@@ -289,9 +290,3 @@ class Federated(FederatedDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the wrapped module's state."""
         self.datamodule.load_state_dict(state_dict)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Skew):
-        return value.as_config()
-    return str(value) if isinstance(value, Path) else value

@@ -4,12 +4,9 @@ A partition depends on the labels, the skew, the number of clients and the seed,
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from importlib import import_module
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_fedstop.data._checks import IntArray, label_vector, one_of, positive_number, whole_number
 from lightning_fedstop.data._draws import (
@@ -24,7 +21,7 @@ from lightning_fedstop.data._draws import (
     repair,
     softmax,
 )
-from lightning_fedstop.data._pathological import deal_classes, holders_per_class, split_classes
+from lightning_fedstop.data._pathological import deal_classes, holders_per_class, split_classes, warn_of_gaps
 
 Variant = Literal["paper", "released_code"]
 
@@ -63,7 +60,7 @@ class Skew(ABC):
         return f"{type(self).__name__}({arguments})"
 
     def as_config(self) -> dict[str, Any]:
-        """The skew in plain types, as a configuration file names it.
+        """The skew in plain types, as a configuration file names it (attributes are named as the arguments are).
 
         >>> Iid().as_config()["class_path"]
         'lightning_fedstop.data.skew.Iid'
@@ -230,7 +227,7 @@ class PathologicalSkew(Skew):
         rng = partition_generator(seed)
         order, class_sizes = by_class(classes, rng)
         holders = holders_per_class(class_sizes, num_clients, self.classes_per_client, self.min_samples, rng)
-        self._warn(holders, class_sizes, present, num_clients)
+        warn_of_gaps(holders, class_sizes, present, num_clients, self.classes_per_client)
         slots = deal_classes(holders, num_clients, self.classes_per_client, rng)
         owner = split_classes(slots, order, class_sizes, rng)
         smallest = int(np.bincount(owner[owner >= 0], minlength=num_clients).min())
@@ -241,20 +238,6 @@ class PathologicalSkew(Skew):
                 f"lower `num_clients` or `min_samples`, or raise `classes_per_client`."
             )
         return lists_of(owner, num_clients)
-
-    def _warn(self, holders: IntArray, class_sizes: IntArray, present: IntArray, num_clients: int) -> None:
-        places = num_clients * self.classes_per_client
-        if (holders == 0).any():
-            rank_zero_warn(
-                f"{num_clients} clients of {self.classes_per_client} classes hold at most {places} of "
-                f"{len(holders)} classes: {int(class_sizes[holders == 0].sum())} samples of the classes "
-                f"{', '.join(map(str, present[holders == 0][:10]))} stay unused."
-            )
-        if holders.sum() < places and len(holders) <= places:
-            rank_zero_warn(
-                f"The training set has too few samples to give each of {num_clients} clients "
-                f"{self.classes_per_client} classes: some hold fewer."
-            )
 
     def _released_code(self, labels: IntArray, num_clients: int, seed: int) -> list[IntArray]:
         rng = legacy_generator(seed)
@@ -303,25 +286,6 @@ class QuantitySkew(Skew):
         proportions = legacy_proportions(rng, self.concentration, num_clients, seed)
         sizes = self.min_samples + rng.multinomial(n - num_clients * self.min_samples, proportions)
         return np.split(order, np.cumsum(sizes)[:-1])
-
-
-def as_skew(value: Skew | Mapping[str, Any] | None) -> Skew:
-    """A skew from itself, from what :meth:`Skew.as_config` gave, or :class:`Iid` from ``None``.
-
-    Raises:
-        TypeError: if ``value`` is neither.
-
-    >>> as_skew({"class_path": "lightning_fedstop.data.skew.Iid", "init_args": {}})
-    Iid(variant='paper', min_samples=1)
-    """
-    if value is None:
-        return Iid()
-    if isinstance(value, Mapping) and "class_path" in value:
-        module, _, name = str(value["class_path"]).rpartition(".")
-        value = getattr(import_module(module), name)(**value.get("init_args", {}))
-    if not isinstance(value, Skew):
-        raise TypeError(f"`skew` must be a Skew such as `DirichletSkew(concentration=0.1)`, got {value!r}.")
-    return value
 
 
 def _count_classes(labels: IntArray) -> int:

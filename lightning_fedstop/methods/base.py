@@ -4,12 +4,15 @@ A method never loops over batches and never touches a module, a device or a data
 dimension ``d`` last, so that the same lines serve one client, ``(d,)``, and a stack of clients, ``(M, d)``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from lightning_fedstop.aggregation import Reduce, gather_alone, reduce_alone
+from lightning_fedstop.client_state import ClientStates
 
 EPSILON = 1e-7
 """Added to a norm before dividing by it."""
@@ -30,12 +33,32 @@ class Federation:
     """What a method may know before the first round.
 
     Attributes:
-        num_clients: N, all clients of the federation.
         theta: shape ``(d,)``; the initial global model.
+        client_sizes: n_m, the samples of each of the N clients.
+        states: where vectors of clients are kept between rounds.
+        tensor_sizes: how the ``d`` parameters are split into tensors.
+        local_epochs: E.
+        batch_size: B, as far as the data module names it.
+        plain_sgd: whether the local solver is SGD with one learning rate, at most heavy-ball momentum and no dampening,
+            so that a constant gradient g moves a model by -lr * S(K, momentum) * g in K steps.
+        reduce: sums a tensor over the processes.
+        gather: the lists that the processes pass in, in order of rank.
     """
 
-    num_clients: int
     theta: Tensor
+    client_sizes: Sequence[int]
+    states: ClientStates
+    tensor_sizes: Sequence[int]
+    local_epochs: int = 1
+    batch_size: int | None = None
+    plain_sgd: bool = True
+    reduce: Reduce = reduce_alone
+    gather: Callable[[list[Any]], list[list[Any]]] = gather_alone
+
+    @property
+    def num_clients(self) -> int:
+        """N, all clients of the federation."""
+        return len(self.client_sizes)
 
 
 @dataclass
@@ -48,7 +71,8 @@ class Client:
         num_samples: n_m, always at least 1: a client without samples takes no part.
         theta: shape ``(d,)``; the global model at the round's start.
         lr: the local learning rate of this round.
-        momentum: the heavy-ball momentum of the local solver, 0 if it has none.
+        momentum: mu_h, the heavy-ball momentum of the local solver, 0 if it has none.
+        weight: the client's weight in the mean of updates, before the weights are normalised.
         vectors: what :meth:`FederatedMethod.start` prepared for the local steps, by name.
     """
 
@@ -58,6 +82,7 @@ class Client:
     theta: Tensor
     lr: float
     momentum: float
+    weight: float = 1.0
     vectors: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -115,11 +140,15 @@ class FederatedMethod:
     gradients_per_step = 1
     """Backward passes of one local step."""
 
+    needs_full_gradient = False
+    """Whether ``client.vectors["full_gradient"]`` must hold the gradient of F_m at ``theta`` before :meth:`start`."""
+
     def __init__(self, server_lr: float = 1.0) -> None:
         self.server_lr = positive("server_lr", server_lr, self)
 
     def setup(self, federation: Federation) -> None:
         """Create the server's state, before round 1 or before a checkpoint is loaded."""
+        self.federation = federation
 
     def start(self, client: Client) -> None:
         """Put into ``client.vectors`` what the client's steps need this round."""
@@ -130,6 +159,9 @@ class FederatedMethod:
 
     def correct(self, step: LocalStep) -> None:
         """Add the method's terms to ``step.grad``, in place, before the clip."""
+
+    def after_clip(self, step: LocalStep) -> None:
+        """Add terms that the clip must not scale to ``step.grad``, in place; none by default."""
 
     def finish(self, client: Client, delta: Tensor, steps: int) -> None:
         """Update the client's state and add to the round's running sums.
@@ -165,3 +197,25 @@ def positive(name: str, value: float, owner: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
         raise ValueError(f"`{name}` of {type(owner).__name__} must be a finite number above 0, got {value!r}.")
     return float(value)
+
+
+def not_negative(name: str, value: float, owner: object) -> float:
+    """``value``, refused unless it is a finite number of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        raise ValueError(f"`{name}` of {type(owner).__name__} must be a finite number of at least 0, got {value!r}.")
+    return float(value)
+
+
+def within_unit(name: str, value: float, owner: object) -> float:
+    """``value``, refused unless it lies in [0, 1]."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise ValueError(f"`{name}` of {type(owner).__name__} must be a number in [0, 1], got {value!r}.")
+    return float(value)
+
+
+def one_of(name: str, value: Any, choices: Sequence[Any], owner: object) -> Any:
+    """``value``, refused unless it is one of ``choices``."""
+    if value not in choices:
+        allowed = ", ".join(map(repr, choices))
+        raise ValueError(f"`{name}` of {type(owner).__name__} must be one of {allowed}, got {value!r}.")
+    return value

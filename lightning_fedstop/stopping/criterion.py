@@ -186,9 +186,9 @@ class TaskVectorCriterion:
         self._has_moved = False
 
     @property
-    def has_start(self) -> bool:
-        """Whether it holds the parameters that distances are measured from."""
-        return self._start is not None
+    def theta_0(self) -> list[Any] | None:
+        """The copy that distances are measured from, a tensor or array per parameter; None before ``start``."""
+        return self._start
 
     def start(self, parameters: Parameters) -> None:
         """Take a copy of theta_0 and forget the run before.

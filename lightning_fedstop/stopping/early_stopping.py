@@ -120,7 +120,7 @@ class TaskVectorEarlyStopping(CriterionCallback):
         if is_dry_run(trainer):
             return
         _refuse_shards(pl_module)
-        if self._is_resumed and self.criterion.has_start:
+        if self._is_resumed and self.criterion.theta_0 is not None:
             self._watched(pl_module)
             self._catch_up(trainer, pl_module)
             self._stay_stopped(trainer)

@@ -1,0 +1,58 @@
+"""``fedstop partition``: how the clients share the training data of a configuration."""
+
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace
+from lightning.pytorch.cli import LightningArgumentParser
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from lightning_fedstop._cli_fit import FedStopCLI
+from lightning_fedstop.data import FederatedDataModule
+
+
+class PartitionCLI(FedStopCLI):
+    """Reads the configuration of a run and builds its data module, but neither model nor loop."""
+
+    def __init__(self, args: list[str]) -> None:
+        description = "Print how many samples of which class each client has, and draw a picture of it."
+        super().__init__(args, run=False, parser_kwargs={"prog": "fedstop partition", "description": description})
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add what this command takes, and what the saved configuration of a run has besides."""
+        super().add_arguments_to_parser(parser)
+        parser.add_argument(
+            "--picture",
+            type=str | None,
+            default="partition.png",
+            help="Picture to write (.png, .svg or .pdf), `null` for none; by default in `trainer.default_root_dir`.",
+        )
+        parser.add_argument("--save", type=str | None, default=None, help="File to save the partition in (.npz).")
+        parser.add_argument("--ckpt_path", type=Any, default=None, help="Not used here.")
+        parser.add_argument("--verbose", type=Any, default=None, help="Not used here.")
+
+    def instantiate_classes(self) -> None:
+        """Build the data module."""
+        with self.errors.unwrapped():
+            self.datamodule = self.parser.instantiate_classes(Namespace(data=self.config.data)).data
+
+
+def main(argv: list[str]) -> None:
+    """Print the partition of a configuration, draw it, and save it if that was asked for."""
+    cli = PartitionCLI(argv)
+    datamodule = cli.datamodule
+    if not isinstance(datamodule, FederatedDataModule):
+        raise MisconfigurationException(f"{type(datamodule).__name__} deals no training set to clients.")
+    datamodule.prepare_data()
+    datamodule.setup("fit")
+    partition, labels = datamodule.partition, datamodule.train_labels
+    names = getattr(datamodule, "class_names", None) if labels is not None else None
+    count = getattr(datamodule, "num_classes", None) if labels is not None else None
+    print(partition.describe(labels, count, names))
+    picture = cli.config.picture
+    if picture is not None:
+        if picture == cli.parser.get_default("picture"):
+            picture = Path(cli.config.trainer.default_root_dir or ".") / picture
+        print(f"Picture: {partition.plot(picture, labels, count, names)}")
+    if cli.config.save is not None:
+        print(f"Partition: {partition.save(cli.config.save)}")

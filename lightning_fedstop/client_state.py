@@ -1,0 +1,178 @@
+"""Vectors that a method keeps for each client between rounds: created when first written, in memory or on disk."""
+
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Key = tuple[str, int]
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class ClientStates:
+    """Vectors of shape ``(d,)`` by name and client; a vector never written is zero and takes no memory.
+
+    Args:
+        storage: ``"memory"`` keeps them on the CPU, ``"disk"`` in one sparse memory-mapped file, which the system
+            pages in and out.
+        dtype: ``"float32"``, or ``"bfloat16"`` for half the room and about three digits; ``None`` is the model's own,
+            at least float32.
+
+    Raises:
+        ValueError: for another storage or dtype.
+
+    >>> states = ClientStates()
+    >>> states.open(torch.zeros(3))
+    >>> states.set("c", 7, torch.ones(3))
+    >>> states.get("c", 7), states.get("c", 8)
+    (tensor([1., 1., 1.]), tensor([0., 0., 0.]))
+    """
+
+    def __init__(
+        self, storage: Literal["memory", "disk"] = "memory", dtype: Literal["float32", "bfloat16"] | None = None
+    ) -> None:
+        if storage not in ("memory", "disk"):
+            raise ValueError(f"`storage` of ClientStates must be 'memory' or 'disk', got {storage!r}.")
+        if dtype is not None and dtype not in DTYPES:
+            raise ValueError(f"`dtype` of ClientStates must be one of {', '.join(DTYPES)} or None, got {dtype!r}.")
+        self.storage = storage
+        self.dtype = dtype
+        self._backend: _Memory | _Disk = _Memory()
+
+    def open(self, like: Tensor, folder: str | os.PathLike[str] | None = None) -> None:
+        """Begin anew, with nothing written.
+
+        Args:
+            like: shape ``(d,)``; gives the length of the vectors, and dtype and device of what :meth:`get` returns.
+            folder: where a file may lie; a temporary folder if ``None``.
+        """
+        self.close()
+        self._like = like.new_empty(0)
+        self._dim = like.numel()
+        dtype = like.dtype if self.dtype is None else DTYPES[self.dtype]
+        self._backend = _Memory(dtype) if self.storage == "memory" else _Disk(dtype, self._dim, folder)
+
+    def close(self) -> None:
+        """Forget everything and remove the file."""
+        self._backend.close()
+
+    def get(self, name: str, client: int) -> Tensor:
+        """The vector of a client, a copy on the model's device; zeros if it was never written."""
+        stored = self._backend.read((name, client))
+        if stored is None:
+            return self._like.new_zeros(self._dim)
+        return stored.to(self._like, copy=True)
+
+    def set(self, name: str, client: int, value: Tensor) -> None:
+        """Keep a copy of ``value``, shape ``(d,)``.
+
+        Raises:
+            ValueError: if it has another shape.
+        """
+        if value.shape != (self._dim,):
+            raise ValueError(
+                f"{name!r} of client {client} must have the shape ({self._dim},), got {tuple(value.shape)}."
+            )
+        self._backend.write((name, client), value)
+
+    def written(self) -> list[Key]:
+        """What was written, as ``(name, client)``."""
+        return list(self._backend.keys())
+
+    def pop(self, key: Key) -> Tensor:
+        """Take a vector out, as it is stored; the client's is zero again."""
+        stored = self._backend.read(key)
+        if stored is None:
+            raise KeyError(key)
+        self._backend.drop(key)
+        return stored
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that was written, as ``{name: {client: vector}}``."""
+        state: dict[str, dict[int, Tensor]] = {}
+        for name, client in sorted(self.written()):
+            stored = self._backend.read((name, client))
+            assert stored is not None
+            state.setdefault(name, {})[client] = stored
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the state of :meth:`state_dict` back; what was written before is dropped."""
+        for key in self.written():
+            self._backend.drop(key)
+        for name, vectors in state_dict.items():
+            for client, vector in vectors.items():
+                self.set(name, int(client), vector)
+
+
+class _Memory:
+    """Vectors in a dictionary."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        self.dtype = dtype
+        self._vectors: dict[Key, Tensor] = {}
+
+    def read(self, key: Key) -> Tensor | None:
+        return self._vectors.get(key)
+
+    def write(self, key: Key, value: Tensor) -> None:
+        stored = self._vectors.get(key)
+        if stored is None:
+            self._vectors[key] = value.detach().to("cpu", self.dtype, copy=True)
+        else:
+            stored.copy_(value)
+
+    def keys(self) -> Iterable[Key]:
+        return self._vectors.keys()
+
+    def drop(self, key: Key) -> None:
+        del self._vectors[key]
+
+    def close(self) -> None:
+        self._vectors.clear()
+
+
+class _Disk:
+    """Vectors in the slots of one file; a slot is taken when its vector is first written."""
+
+    def __init__(self, dtype: torch.dtype, dim: int, folder: str | os.PathLike[str] | None) -> None:
+        self.dtype = dtype
+        self.dim = dim
+        descriptor, path = tempfile.mkstemp(prefix=".client_states.", dir=folder)
+        os.close(descriptor)
+        self.path = Path(path)
+        self._slots: dict[Key, int] = {}
+        self._free: list[int] = []
+
+    def _slot(self, key: Key) -> Tensor:
+        # NumPy knows no bfloat16: its bits travel as int16.
+        numpy_dtype = np.int16 if self.dtype == torch.bfloat16 else torch.empty(0, dtype=self.dtype).numpy().dtype
+        bytes_per_slot = self.dim * self.dtype.itemsize
+        slot = self._slots[key]
+        if self.path.stat().st_size < (slot + 1) * bytes_per_slot:
+            os.truncate(self.path, (slot + 1) * bytes_per_slot)
+        mapped = np.memmap(self.path, numpy_dtype, "r+", slot * bytes_per_slot, (self.dim,))
+        return torch.from_numpy(mapped).view(self.dtype)
+
+    def read(self, key: Key) -> Tensor | None:
+        return self._slot(key).clone() if key in self._slots else None
+
+    def write(self, key: Key, value: Tensor) -> None:
+        if key not in self._slots:
+            self._slots[key] = self._free.pop() if self._free else len(self._slots)
+        self._slot(key).copy_(value)
+
+    def keys(self) -> Iterable[Key]:
+        return self._slots.keys()
+
+    def drop(self, key: Key) -> None:
+        self._free.append(self._slots.pop(key))
+
+    def close(self) -> None:
+        self._slots.clear()
+        self.path.unlink(missing_ok=True)

@@ -1,0 +1,34 @@
+"""Skews and paths in the plain types that checkpoints and configuration files hold."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from lightning_fedstop.data.skew import Iid, Skew
+
+
+def as_skew(value: Skew | Mapping[str, Any] | None) -> Skew:
+    """A skew from itself, from what :meth:`Skew.as_config` gave, or :class:`Iid` from ``None``.
+
+    Raises:
+        TypeError: if ``value`` is neither.
+
+    >>> as_skew({"class_path": "lightning_fedstop.data.skew.Iid", "init_args": {}})
+    Iid(variant='paper', min_samples=1)
+    """
+    if value is None:
+        return Iid()
+    if isinstance(value, Mapping) and "class_path" in value:
+        module, _, name = str(value["class_path"]).rpartition(".")
+        value = getattr(import_module(module), name)(**value.get("init_args", {}))
+    if not isinstance(value, Skew):
+        raise TypeError(f"`skew` must be a Skew such as `DirichletSkew(concentration=0.1)`, got {value!r}.")
+    return value
+
+
+def plain(value: Any) -> Any:
+    """A hyperparameter as a checkpoint that loads with ``weights_only=True`` may hold it."""
+    if isinstance(value, Skew):
+        return value.as_config()
+    return str(value) if isinstance(value, Path) else value

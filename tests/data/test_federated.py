@@ -1,0 +1,302 @@
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from lightning_fedstop.data import DirichletSkew, Federated, FederatedDataModule, Iid, PathologicalSkew, QuantitySkew
+from lightning_fedstop.seeding import torch_generator
+
+
+class Own(LightningDataModule):
+    """A data module as a user might have it: it knows nothing of federations."""
+
+    def __init__(self, n: int = 60, batch_size: int = 4):
+        super().__init__()
+        self.n, self.batch_size, self.calls = n, batch_size, []
+
+    def prepare_data(self):
+        self.calls.append("prepare_data")
+
+    def setup(self, stage):
+        self.calls.append(f"setup {stage}")
+        self.data = TensorDataset(torch.arange(self.n).float()[:, None], torch.arange(self.n) % 3)
+
+    def teardown(self, stage):
+        self.calls.append(f"teardown {stage}")
+
+    def train_dataloader(self):
+        return DataLoader(self.data, batch_size=self.batch_size, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(self.data, batch_size=30)
+
+    def state_dict(self):
+        return {"calls": len(self.calls)}
+
+    def load_state_dict(self, state_dict):
+        self.restored = state_dict
+
+
+class Hooked(Own):
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return batch[0] + 1, batch[1]
+
+
+def federate(loader, **options):
+    class Given(LightningDataModule):
+        def train_dataloader(self):
+            return loader
+
+    return Federated(Given(), **({"num_clients": 2} | options))
+
+
+def epoch(batches):
+    return [[float(x) for x in batch[0].flatten()] for batch in batches]
+
+
+@pytest.fixture
+def module():
+    module = FederatedDataModule.from_datamodule(Own(), 5, DirichletSkew(0.5), seed=3)
+    module.prepare_data()
+    module.setup("fit")
+    return module
+
+
+def test_deals_the_training_set(module):
+    assert isinstance(module, Federated)
+    expected = DirichletSkew(0.5).partition(np.arange(60) % 3, 5, 3)
+    assert module.client_sizes == [len(client) for client in expected]
+    for client, indices in enumerate(expected):
+        batches = epoch(module.client_dataloader(client, torch.Generator()))
+        assert sorted(x for batch in batches for x in batch) == indices.tolist()
+    assert module.train_labels.tolist() == (np.arange(60) % 3).tolist()
+
+
+def test_client_epochs_come_from_the_generator_alone(module):
+    loader = module.client_dataloader(0, torch_generator(0, "client", 1, 0))
+    torch.manual_seed(1)
+    first, second = epoch(loader), epoch(loader)
+    torch.manual_seed(2)
+    again = module.client_dataloader(0, torch_generator(0, "client", 1, 0))
+    assert [epoch(again), epoch(again)] == [first, second]
+    assert first != second
+    before = torch.get_rng_state()
+    epoch(again)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_keeps_batch_size_collation_and_the_short_last_batch():
+    data = TensorDataset(torch.arange(14.0), torch.arange(14) % 2)
+    loader = DataLoader(data, batch_size=4, shuffle=True, drop_last=True, collate_fn=lambda items: ("mine", len(items)))
+    module = federate(loader)
+    module.setup("fit")
+    assert list(module.client_dataloader(0, torch.Generator())) == [("mine", 4), ("mine", 3)]
+    smaller = federate(loader, batch_size=2)
+    smaller.setup("fit")
+    assert [size for _, size in smaller.client_dataloader(0, torch.Generator())] == [2, 2, 2, 1]
+
+
+def test_a_batch_sampler_gives_its_batch_size():
+    data = TensorDataset(torch.arange(14.0), torch.arange(14) % 2)
+    module = federate(DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data), 5, False)))
+    module.setup("fit")
+    assert [len(x) for x, _ in module.client_dataloader(0, torch.Generator())] == [5, 2]
+    unknown = federate(DataLoader(data, batch_sampler=[[0, 1], [2]]))
+    with pytest.raises(ValueError, match="no fixed batch size: give `batch_size`"):
+        unknown.setup("fit")
+
+
+def test_workers_are_kept(module):
+    data = TensorDataset(torch.arange(8.0), torch.arange(8) % 2)
+    module = federate(DataLoader(data, batch_size=2, num_workers=1, prefetch_factor=3))
+    module.setup("fit")
+    loader = module.client_dataloader(0, torch.Generator())
+    assert (loader.num_workers, loader.prefetch_factor) == (1, 3)
+
+
+def test_a_client_without_samples_has_no_batches():
+    module = Federated(Own(n=3), num_clients=8, skew=Iid(min_samples=0))
+    module.setup("fit")
+    assert module.client_sizes == [1, 1, 1, 0, 0, 0, 0, 0]
+    empty = module.client_dataloader(7, torch.Generator())
+    assert [list(empty), list(empty)] == [[], []]
+
+
+def test_data_without_classes():
+    loader = DataLoader(TensorDataset(torch.arange(10.0)), batch_size=2)
+    for skew in (Iid(), QuantitySkew(1.0), None):
+        module = federate(loader, skew=skew)
+        module.setup("fit")
+        assert sum(module.client_sizes) == 10
+        assert module.train_labels is None
+    for skew in (DirichletSkew(), PathologicalSkew()):
+        with pytest.raises(ValueError, match=f"{type(skew).__name__} needs the class of each training sample"):
+            federate(loader, skew=skew).setup("fit")
+
+
+def test_loaders_that_cannot_be_dealt_are_refused():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(range(3))
+
+    with pytest.raises(TypeError, match=r"`Given.train_dataloader\(\)` streams an IterableDataset"):
+        federate(DataLoader(Stream())).setup("fit")
+    for loader in ([1, 2], {"a": DataLoader([1])}):
+        with pytest.raises(TypeError, match="must return one torch DataLoader"):
+            federate(loader).setup("fit")
+    with pytest.raises(TypeError, match="must be a LightningDataModule, got int"):
+        Federated(3)
+    with pytest.raises(ValueError, match="cannot deal 60 samples to 61 clients"):
+        Federated(Own(), num_clients=61).setup("fit")
+
+
+def test_a_sampler_that_is_replaced_is_told():
+    data = TensorDataset(torch.arange(4.0), torch.arange(4) % 2)
+    module = federate(DataLoader(data, batch_size=2, sampler=WeightedRandomSampler([1.0] * 4, 4)))
+    with pytest.warns(UserWarning, match="WeightedRandomSampler"):
+        module.setup("fit")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"num_clients": 0}, "`num_clients`"), ({"batch_size": 0}, "`batch_size`"), ({"seed": -1}, "`seed`")],
+)
+def test_wrong_arguments_are_refused_at_construction(options, message):
+    with pytest.raises(ValueError, match=message):
+        Federated(Own(), **options)
+
+
+def test_a_skew_must_be_one():
+    with pytest.raises(TypeError, match="`skew` must be a Skew"):
+        Federated(Own(), skew="DirichletSkew")
+
+
+def test_before_setup_there_is_no_partition():
+    with pytest.raises(RuntimeError, match=r'call `setup\("fit"\)` first'):
+        _ = Federated(Own()).client_sizes
+
+
+def test_seed_is_the_one_of_seed_everything(monkeypatch):
+    monkeypatch.setenv("PL_GLOBAL_SEED", "9")
+    assert Federated(Own()).seed == 9
+    assert Federated(Own(), seed=4).seed == 4
+
+
+def test_passes_everything_else_through(module):
+    own = module.datamodule
+    assert own.calls == ["prepare_data", "setup fit"]
+    module.setup("validate")
+    module.teardown("fit")
+    assert own.calls[2:] == ["setup validate", "teardown fit"]
+    assert sum(len(x) for x, _ in module.val_dataloader()) == 60
+    assert module.test_dataloader() == module.predict_dataloader() == []
+    assert module.state_dict() == {"calls": 4}
+    module.load_state_dict({"calls": 1})
+    assert own.restored == {"calls": 1}
+    module.trainer = "trainer"
+    assert own.trainer == module.trainer == "trainer"
+    assert module.to("cpu") is module
+
+
+def test_hooks_are_those_of_the_wrapped_module():
+    module = Federated(Hooked())
+    assert is_overridden("on_after_batch_transfer", module)
+    assert not is_overridden("on_before_batch_transfer", module)
+    assert not is_overridden("on_after_batch_transfer", Federated(Own()))
+    assert module.on_after_batch_transfer((1, 2), 0) == (2, 2)
+    clone = copy.deepcopy(module)
+    assert clone.on_after_batch_transfer.__self__ is clone.datamodule
+    assert pickle.loads(pickle.dumps(module)).datamodule.n == 60
+
+
+def test_knows_what_the_wrapped_module_knows_of_its_images():
+    own = Own()
+    own.num_classes = 3
+    module = Federated(own)
+    assert module.num_classes == 3
+    assert not hasattr(module, "in_chans")
+    assert not hasattr(module, "anything_else")
+
+
+def test_labels_are_read_once_over_repeated_setups():
+    class Counted(TensorDataset):
+        reads = 0
+
+        def __getitem__(self, index):
+            Counted.reads += 1
+            return {"image": self.tensors[0][index], "label": int(index) % 2}
+
+    module = federate(DataLoader(Counted(torch.zeros(10, 1)), batch_size=2), skew=PathologicalSkew(1))
+    module.setup("fit")
+    module.setup("fit")
+    assert Counted.reads == 10
+
+
+def test_works_in_a_plain_trainer(quiet_trainer, linear):
+    model, module = linear(1, 3), Federated(Hooked(), num_clients=5)
+    trainer = quiet_trainer()
+    trainer.fit(model, module)
+    assert min(low for _, _, low, _, _ in model.seen) == 1.0
+    assert len(model.seen) == 15
+    # The two sanity batches, then the epoch.
+    assert model.evaluated == 60 + 60
+    assert module.datamodule.trainer is trainer
+
+
+def test_a_saved_partition_is_used(tmp_path, module):
+    path = module.partition.save(tmp_path / "deal.npz")
+    loaded = Federated(Own(), num_clients=5, partition_path=path, seed=99)
+    loaded.setup("fit")
+    np.testing.assert_array_equal(loaded.partition.indices, module.partition.indices)
+    same = Federated(Own(), num_clients=5, skew=DirichletSkew(0.5), partition_path=path)
+    same.setup("fit")
+    with pytest.raises(ValueError, match="has 5 clients, but `num_clients=6`"):
+        Federated(Own(), num_clients=6, partition_path=path).setup("fit")
+    with pytest.raises(ValueError, match="made for other data"):
+        Federated(Own(n=61), num_clients=5, partition_path=path).setup("fit")
+    with pytest.raises(ValueError, match="leave one of the two out"):
+        Federated(Own(), num_clients=5, skew=DirichletSkew(0.6), partition_path=path).setup("fit")
+
+
+def test_a_saved_partition_fits_whether_or_not_classes_had_to_be_read(tmp_path):
+    items = [(torch.zeros(1), k % 2) for k in range(20)]
+    for skew in (Iid(), PathologicalSkew(1)):
+        module = federate(DataLoader(items, batch_size=2), skew=skew)
+        module.setup("fit")
+        path = module.partition.save(tmp_path / "deal.npz")
+        loaded = federate(DataLoader(items, batch_size=2), partition_path=path)
+        loaded.setup("fit")
+        assert loaded.client_sizes == module.client_sizes
+
+
+def test_hyperparameters_are_plain():
+    module = Federated(Own(), num_clients=5, skew=DirichletSkew(0.5))
+    assert module.hparams["skew"] == DirichletSkew(0.5).as_config()
+    assert "datamodule" not in module.hparams
+    again = Federated(Own(), **module.hparams)
+    assert repr(again.skew) == repr(module.skew)
+
+
+def test_a_data_module_of_ones_own():
+    class Given(FederatedDataModule):
+        client_sizes = [2, 3]
+
+        def client_dataloader(self, client, generator):
+            return [client]
+
+    module = Given(num_clients=2)
+    assert module.client_dataloader(1, torch.Generator()) == [1]
+    with pytest.raises(NotImplementedError, match="FederatedDataModule must implement"):
+        FederatedDataModule().client_dataloader(0, torch.Generator())
