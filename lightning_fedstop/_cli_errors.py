@@ -15,14 +15,13 @@ from traceback import walk_tb
 from types import FrameType
 from typing import Any
 
-import yaml
+import yaml  # type: ignore[import-untyped,unused-ignore]
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 _KEY = re.compile(r'(?:Parser key|Key|key) "([^"]+)"')
 _CLASS_PATH = re.compile(r"Problem with given class_path '([^']+)'")
-_EXPECTED_CLASS = re.compile(r"<class '([\w.]+)'>")
 _MANY = 12
 # What `LightningCLI` passes to an optimizer or a scheduler itself.
 _NOT_GIVEN = ("self", "params", "optimizer")
@@ -80,6 +79,7 @@ def _unreadable_config(message: str, args: list[str]) -> str:
 
 def _nested(message: str) -> str:
     """A wrong value somewhere below a key: follow the keys down to the first reason."""
+    message = _first_branches(message)
     path: list[str] = []
     class_path = ""
     for line in message.splitlines():
@@ -98,21 +98,55 @@ def _nested(message: str) -> str:
         if match := re.search(r"module '([^']+)' has no attribute '([^']+)'", line):
             return f"{where}: '{class_path}' cannot be imported: the module '{match[1]}' has no '{match[2]}'."
         if match := re.search(r"Import path (\S*).*does not correspond to a subclass of (\w+)", line):
-            value = re.findall("Given value: (.*)", message)
-            return f"{where}: '{(value or [match[1]])[0]}' is not a subclass of {match[2]}."
+            values = re.findall("Given value: (.*)", message) or [match[1]]
+            return f"{where}: '{values[0]}' is not a subclass of {match[2]}."
         if match := re.search(r"Expected a dot import path string: (\S+)", line):
             return f"{where}: {_unknown_class(match[1], message)}"
         if match := re.search(r"(?:File does not exist|Path is not a file): '(.*)'", line):
             missing = "does not exist" if "exist" in line else "is not a file"
             return f"--{where} {match[1]}: it {missing}."
-    given = re.findall(r"(?:Given value|Got value): (.*)", message)
-    kinds = list(dict.fromkeys(re.findall(r"Expected an? (.+?)(?:\. Got value.*)?$", message, re.MULTILINE)))
+    inner = _innermost(message)
+    given = re.findall(r"(?:Given value|Got value): (.*)", inner)
+    kinds = list(dict.fromkeys(re.findall(r"Expected an? (.+?)(?:\. Got value.*)?$", inner, re.MULTILINE)))
     if path and given and kinds:
         value = re.sub(r"NestedArg\(key='[^']*', val=(.*)\)", r"\1", given[0]).strip("'")
         return f"{'.'.join(path)}: must be {' or '.join(map(_kind, kinds))}, got '{value}'."
     if path and class_path and (reason := re.search(r"Problem with given class_path '[^']+':\s*(.+)", message)):
         return f"{'.'.join(path)}: '{class_path}': {reason[1].strip()}."
     return _one_line(message)
+
+
+def _first_branches(message: str) -> str:
+    """Of all the types that a value could have been, keep the first that names a class: the others are `null` or lists.
+
+    jsonargparse lists what each of them has against the value, as items of the same depth.
+    """
+    kept: list[str] = []
+    skip_from: int | None = None
+    branches: list[int] = []
+    for line in message.splitlines():
+        depth = len(line) - len(line.lstrip())
+        if skip_from is not None and (depth > skip_from or (depth == skip_from and line.lstrip().startswith("- "))):
+            continue
+        skip_from = None
+        branches = [branch for branch in branches if branch <= depth]
+        if depth in branches and line.lstrip().startswith("- "):
+            skip_from = depth
+            continue
+        if _CLASS_PATH.search(line):
+            branches.append(depth)
+        kept.append(line)
+    return "\n".join(kept)
+
+
+def _innermost(message: str) -> str:
+    """The lines that belong to the last key, which are those indented below it."""
+    lines = message.splitlines()
+    last = max((n for n, line in enumerate(lines) if _KEY.search(line)), default=0)
+    depth = len(lines[last]) - len(lines[last].lstrip())
+    rest = range(last + 1, len(lines))
+    end = next((n for n in rest if lines[n].strip() and not lines[n].startswith(" " * (depth + 1))), None)
+    return "\n".join(lines[last:end])
 
 
 def _unknown_argument(class_path: str, name: str) -> str:
@@ -123,37 +157,43 @@ def _unknown_argument(class_path: str, name: str) -> str:
 
 
 def _arguments_of(class_path: str) -> list[str]:
-    names: list[str] = []
-    try:
-        target = resolve_name(class_path)
-    except (ImportError, AttributeError, ValueError):
-        return names
-    for function in [base.__init__ for base in target.__mro__] if inspect.isclass(target) else [target]:
-        parameters = inspect.signature(function).parameters.values()
-        plain = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-        names += [name for name in plain if name not in (*names, *_NOT_GIVEN)]
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+    target = _resolved(class_path)
+    return [] if target is None else [name for name in parameters_of(target) if name not in _NOT_GIVEN]
+
+
+def parameters_of(target: Any) -> dict[str, inspect.Parameter]:
+    """What a class or function takes, with what a class passes on to its parents by ``**kwargs``."""
+    found: dict[str, inspect.Parameter] = {}
+    for owner in target.__mro__ if inspect.isclass(target) else [target]:
+        function: Any = owner.__init__ if inspect.isclass(owner) else owner
+        parameters = inspect.signature(function).parameters
+        kinds = {parameter.kind for parameter in parameters.values()}
+        variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        found = {name: p for name, p in parameters.items() if p.kind not in variable} | found
+        if inspect.Parameter.VAR_KEYWORD not in kinds:
             break
-    return names
+    return found
+
+
+def _resolved(path: str) -> Any:
+    try:
+        return resolve_name(path)
+    except (ImportError, AttributeError, ValueError):
+        return None
 
 
 def _unknown_class(name: str, message: str) -> str:
-    known: dict[str, None] = {}
-    for base in _EXPECTED_CLASS.findall(message.rpartition("Subtypes:")[2].partition("\n")[0]) or re.findall(
-        r"([\w.]+)\]", message
-    ):
-        try:
-            known |= dict.fromkeys(_subclasses(resolve_name(base)))
-        except (ImportError, AttributeError, ValueError):
-            continue
+    kinds = message.rpartition("Subtypes:")[2].partition("\n")[0]
+    bases = [_resolved(path) for path in re.findall(r"[\w.]+\.\w+", kinds)]
+    known = sorted({sub for base in bases if inspect.isclass(base) for sub in _subclasses(base)})
     near = get_close_matches(name, known, n=3)
     if near:
         return f"there is no class '{name}'; did you mean {' or '.join(near)}?"
-    some = [*sorted(known)[:_MANY], "..."] if len(known) > _MANY else sorted(known)
+    some = [*known[:_MANY], "..."] if len(known) > _MANY else known
     return f"there is no class '{name}'; there are {', '.join(some)}, and any import path such as mymodule.MyClass."
 
 
-def _subclasses(base: type) -> Iterator[str]:
+def _subclasses(base: Any) -> Iterator[str]:
     if not base.__name__.startswith("_") and not inspect.isabstract(base):
         yield base.__name__
     for sub in type.__subclasses__(base):

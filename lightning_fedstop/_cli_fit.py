@@ -69,8 +69,8 @@ class FedStopCLI(LightningCLI):
 
     ``--model`` and ``--data`` take any class; :class:`~lightning_fedstop.models.ImageClassifier` and
     :class:`~lightning_fedstop.data.MedMNIST` are the defaults. ``--trainer`` is a
-    :class:`~lightning_fedstop.loop.FederatedLoop`. The model's ``num_classes`` and ``in_chans`` come from the data module
-    where both classes have them; a value given for the model that is not its default stands.
+    :class:`~lightning_fedstop.loop.FederatedLoop`. The model's ``num_classes`` and ``in_chans`` come from the data
+    module where both classes have them; a value given for the model that is not its default stands.
 
     Args:
         args: The arguments, those of the process by default.
@@ -86,7 +86,7 @@ class FedStopCLI(LightningCLI):
             "prog": "fedstop",
             "description": "Federated learning that stops by itself.",
             **header,
-            **{name: header for name in self.subcommands()},
+            **dict.fromkeys(self.subcommands(), header),
             **kwargs.pop("parser_kwargs", {}),
         }
         defaults: dict[str, Any] = {
@@ -128,12 +128,11 @@ class FedStopCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse what was given, without the warning that ``sys.argv`` has arguments too."""
-        parse = parser.parse_object if isinstance(args, (dict, Namespace)) else parser.parse_args
-        self.config = parse(args)
+        self.config = parser.parse_object(args) if isinstance(args, (dict, Namespace)) else parser.parse_args(args)
 
     def _parse_ckpt_path(self) -> None:
         """Take over the model's hyperparameters from the checkpoint only where it says of which class they are."""
-        ckpt_path = self.config.get(str(self.config.get("subcommand")), Namespace()).get("ckpt_path")
+        ckpt_path = self.config.get(f"{self.config.get('subcommand')}.ckpt_path")
         if ckpt_path and os.path.isfile(ckpt_path):
             checkpoint = torch.load(ckpt_path, map_location="cpu", weights_only=True)
             if "_class_path" in checkpoint.get("hyper_parameters", {}):

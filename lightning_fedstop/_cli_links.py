@@ -11,6 +11,8 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.cli import LightningCLI, _InstantiatorFn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from lightning_fedstop._cli_errors import parameters_of
+
 DATA_LINKS = ("num_classes", "in_chans")
 
 
@@ -50,13 +52,8 @@ def is_given(class_path: str, name: str, value: Any) -> bool:
 
 
 def _default(class_path: str, name: str) -> Any:
-    """The default of a class's argument, which may be that of a parent it is passed on to."""
-    target = resolve_name(class_path)
-    for function in [base.__init__ for base in target.__mro__] if inspect.isclass(target) else [target]:
-        parameter = inspect.signature(function).parameters.get(name)
-        if parameter is not None:
-            return parameter.default
-    return None
+    parameter = parameters_of(resolve_name(class_path)).get(name)
+    return None if parameter is None else parameter.default
 
 
 class Instantiator:

@@ -34,7 +34,8 @@ class PartitionCLI(FedStopCLI):
     def instantiate_classes(self) -> None:
         """Build the data module."""
         with self.errors.unwrapped():
-            self.datamodule = self.parser.instantiate_classes(Namespace(data=self.config.data)).data
+            only_data = Namespace(data=self.config.data)  # type: ignore[no-untyped-call]
+            self.datamodule = self.parser.instantiate_classes(only_data).data
 
 
 def main(argv: list[str]) -> None:

@@ -4,13 +4,36 @@ import math
 from typing import Any, get_args
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    Checkpoint,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelCheckpoint,
+    ModelPruning,
+    StochasticWeightAveraging,
+    ThroughputMonitor,
+    WeightAveraging,
+)
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_fedstop.client_state import ClientStates
 from lightning_fedstop.cohort import Cohort, check_clients_per_round
 from lightning_fedstop.methods import FederatedMethod
+from lightning_fedstop.seeding import resolve_seed
 from lightning_fedstop.server import OnNonfinite, Weighting
+
+
+TRAINER_ONLY = (
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelPruning,
+    StochasticWeightAveraging,
+    ThroughputMonitor,
+    WeightAveraging,
+)
 
 
 def check_arguments(arguments: dict[str, Any]) -> None:
@@ -31,7 +54,7 @@ def check_arguments(arguments: dict[str, Any]) -> None:
             f"`min_rounds` must be at most `max_rounds`, {arguments['max_rounds']}, got {arguments['min_rounds']}."
         )
     clip = arguments["gradient_clip_val"]
-    if clip is not None and not (isinstance(clip, int | float) and 0 < clip < math.inf):
+    if clip is not None and not (isinstance(clip, int | float) and not isinstance(clip, bool) and 0 < clip < math.inf):
         raise ValueError(f"`gradient_clip_val` must be a finite number above 0 or None, got {clip!r}.")
     for stage in ("train", "val", "test"):
         _check_limit(f"limit_{stage}_batches", arguments[f"limit_{stage}_batches"])
@@ -41,13 +64,36 @@ def check_arguments(arguments: dict[str, Any]) -> None:
     _check_class("method", arguments["method"], FederatedMethod)
     _check_class("cohort", arguments["cohort"], Cohort)
     _check_class("client_states", arguments["client_states"], ClientStates)
-    for callback in arguments["callbacks"]:
-        _check_class("callbacks", callback, Callback)
+    check_callbacks(arguments["callbacks"])
+    saves = any(isinstance(callback, ModelCheckpoint) for callback in arguments["callbacks"])
+    if saves and arguments["enable_checkpointing"] is False:
+        raise ValueError("`enable_checkpointing` must not be False when `callbacks` holds a ModelCheckpoint.")
+    logger = arguments["logger"]
+    for one in logger if isinstance(logger, list | tuple) else [logger]:
+        if not (one is None or isinstance(one, bool | Logger)):
+            raise TypeError(f"`logger` must be a Logger, a list of them, a bool or None, got {one!r}.")
+    if arguments["seed"] is not None:
+        resolve_seed(arguments["seed"])
     stateful = [callback for callback in arguments["callbacks"] if type(callback).state_dict != Callback.state_dict]
     keys = [callback.state_key for callback in stateful]
     twice = {key for key in keys if keys.count(key) > 1}
     if twice:
         raise ValueError(f"`callbacks` holds two with the same arguments, whose states would mix: {sorted(twice)}.")
+
+
+def check_callbacks(callbacks: list[Any]) -> None:
+    """Refuse what is no callback, and Lightning's own that only a ``Trainer`` can serve.
+
+    Raises:
+        TypeError: naming the callback.
+    """
+    for callback in callbacks:
+        _check_class("callbacks", callback, Callback)
+        if isinstance(callback, TRAINER_ONLY):
+            raise TypeError(
+                f"`callbacks` holds {type(callback).__name__}, which reaches into a Trainer's own loop or swaps its"
+                f" weights, and cannot run in a FederatedLoop, where the server alone sets the global model."
+            )
 
 
 def check_module(module: object) -> LightningModule:
@@ -66,7 +112,7 @@ def check_datamodule(datamodule: object) -> Any:
     Raises:
         MisconfigurationException: with how to federate an ordinary data module.
     """
-    if datamodule is not None and hasattr(datamodule, "client_dataloader") and hasattr(datamodule, "client_sizes"):
+    if datamodule is not None and hasattr(datamodule, "client_dataloader"):
         return datamodule
     if isinstance(datamodule, LightningDataModule):
         name = type(datamodule).__name__

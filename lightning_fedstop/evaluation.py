@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from lightning.fabric import Fabric
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
@@ -25,6 +25,15 @@ def as_loaders(loaders: Any) -> list[Iterable[Any]]:
     if isinstance(loaders, Sequence):
         return list(loaders)
     return [loaders]
+
+
+def loaders_of(name: str, *owners: Any) -> list[Iterable[Any]]:
+    """The loaders of the first owner, data module or module, that defines ``name``; none of them if no one does."""
+    for owner in owners:
+        parent = LightningModule if isinstance(owner, LightningModule) else LightningDataModule
+        if owner is not None and is_overridden(name, owner, parent=parent):
+            return as_loaders(getattr(owner, name)())
+    return []
 
 
 class Evaluator:

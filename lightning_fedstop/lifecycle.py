@@ -4,20 +4,22 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lightning_fedstop.arguments import check_module, reorder_callbacks
+from lightning_fedstop.arguments import check_callbacks, check_module, reorder_callbacks
 from lightning_fedstop.client_state import ClientStates
 from lightning_fedstop.cohort import Cohort
-from lightning_fedstop.evaluation import Evaluator, as_loaders
+from lightning_fedstop.evaluation import Evaluator, loaders_of
 from lightning_fedstop.hooks import Hooks
 from lightning_fedstop.local import LocalTrainer
 from lightning_fedstop.methods import FederatedMethod
@@ -64,7 +66,7 @@ class Lifecycle(Saving):
     ) -> None:
         super().__init__()
         self.record: RunRecord | None = None
-        self._logger = False if self.fast_dev_run else logger
+        self._logger = logger
         self._prints = enable_progress_bar is not False
         self._default_checkpoint: ModelCheckpoint | None = None
         has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
@@ -77,10 +79,13 @@ class Lifecycle(Saving):
             )
             callbacks = [*callbacks, self._default_checkpoint]
         self._callbacks = callbacks
+        self._fresh_callbacks: dict[Callback, dict[str, Any]] = {}
         self.callbacks = reorder_callbacks(callbacks)
         self.loggers = self._user_loggers()
 
     def _user_loggers(self) -> list[Logger]:
+        if self.fast_dev_run:
+            return [DummyLogger()]  # type: ignore[no-untyped-call]
         if isinstance(self._logger, Logger):
             return [self._logger]
         return list(self._logger) if isinstance(self._logger, list | tuple) else []
@@ -106,7 +111,7 @@ class Lifecycle(Saving):
         self.collector = ResultCollector(module)
         self.parameters: FlatParameters | None = None
         self.callback_metrics, self.progress_bar_metrics = {}, {}
-        self._start_row()
+        self._start_row({})
         try:
             self._setup(name)
             yield
@@ -121,12 +126,23 @@ class Lifecycle(Saving):
         """The loop's callbacks and those the module configures, which replace the loop's of the same class."""
         configured = module.configure_callbacks()
         own = [configured] if isinstance(configured, Callback) else list(configured)
+        check_callbacks(own)
         replaced = {type(callback) for callback in own} - {Callback}
         return reorder_callbacks([callback for callback in self._callbacks if type(callback) not in replaced] + own)
+
+    def _reset_callbacks(self) -> None:
+        """Let a second fit start clean: Lightning's own monitors keep what they saw in the first."""
+        for callback in self.callbacks:
+            if type(callback) in (EarlyStopping, ModelCheckpoint):
+                fresh = self._fresh_callbacks.setdefault(callback, deepcopy(vars(callback)))
+                vars(callback).clear()
+                vars(callback).update(deepcopy(fresh))
 
     def _setup(self, stage: str) -> None:
         """Data, module and callbacks, in a ``Trainer``'s order."""
         data, module, hooks = self.datamodule, self.module, self.hooks
+        if stage == "fit":
+            self._reset_callbacks()
         for callback in self.callbacks:
             if isinstance(callback, ProgressBar) and not self.is_global_zero:
                 callback.disable()
@@ -150,7 +166,6 @@ class Lifecycle(Saving):
     def _open_record(self) -> None:
         """Take a version folder; what is written before it is known to be needed would litter."""
         if self.state.fn != TrainerFn.FITTING or self.fast_dev_run:
-            self.record = None
             return
         version = RunRecord(self.default_root_dir).version if self.is_global_zero else None
         self.record = RunRecord(self.default_root_dir, version=self.strategy.broadcast(version))
@@ -167,14 +182,14 @@ class Lifecycle(Saving):
         self.pending = False
         self.row: dict[str, Any] = {}
         loaded = self._load(ckpt_path)
-        self.parameters = FlatParameters(module)
+        parameters = FlatParameters(module)
         solver = LocalSolver(module)
         self.optimizers = [solver.optimizer]
         self.lr_scheduler_configs = [solver.scheduler_config] if solver.scheduler_config else []
         trainer = LocalTrainer(
             module,
             self.method,
-            self.parameters,
+            parameters,
             solver,
             self.fabric,
             self.transfer,
@@ -198,6 +213,7 @@ class Lifecycle(Saving):
             resolve_seed(self.seed),
             self.hooks,
         )
+        self.parameters = parameters
         if loaded is not None:
             self._restore(loaded)
 
@@ -220,23 +236,26 @@ class Lifecycle(Saving):
         return {name: float(value) for name, value in reported.items()}
 
     def _evaluate_alone(
-        self, fn: TrainerFn, model: LightningModule, datamodule: Any, ckpt_path: Any, verbose: bool
+        self, fn: TrainerFn, model: LightningModule | None, datamodule: Any, ckpt_path: Any, verbose: bool
     ) -> list[dict[str, float]]:
         name, stage, limit = {
             TrainerFn.VALIDATING: ("validation", RunningStage.VALIDATING, self.limit_val_batches),
             TrainerFn.TESTING: ("test", RunningStage.TESTING, self.limit_test_batches),
         }[fn]
+        if model is None:
+            model, datamodule = self.lightning_module, datamodule or self.datamodule
         with self._running(fn, stage, stage.value, model, datamodule):
             self._load(ckpt_path)
             loader = f"{stage.dataloader_prefix}_dataloader"
-            loaders = as_loaders(getattr(datamodule if datamodule is not None else model, loader)())
+            loaders = loaders_of(loader, datamodule, self.module)
             evaluator = self._evaluator(name, limit)
             if not evaluator.runs_on(loaders):
                 raise MisconfigurationException(
-                    f"There is nothing to evaluate: {type(model).__name__} needs a `{name}_step` of its own,"
+                    f"There is nothing to evaluate: {type(self.module).__name__} needs a `{name}_step` of its own,"
                     f" and `{loader}` must give batches."
                 )
             metrics = self._evaluate(evaluator, loaders, stage)
+            self._report_to_loggers(metrics)
         if verbose and self.is_global_zero:
             print_metrics(metrics)
         return [metrics]
@@ -245,16 +264,19 @@ class Lifecycle(Saving):
         interrupted = isinstance(exception, KeyboardInterrupt)
         self.state.status = TrainerStatus.INTERRUPTED
         self.hooks("on_exception", exception)
+        if isinstance(self.datamodule, LightningDataModule):
+            self.datamodule.on_exception(exception)
         if self.is_global_zero:
             for logger in self.loggers:
                 logger.finalize("interrupted" if interrupted else "failed")
 
     def _teardown(self, stage: str) -> None:
         """Give the module back as an ordinary one that holds the global model."""
-        self.hooks("teardown", stage)
         if self.datamodule is not None:
             self.datamodule.teardown(stage)
+        self.hooks("teardown", stage)
         if self.parameters is not None:
+            self.server.abandon_round()
             self.parameters.release()
             self.client_states.close()
             self.parameters = None

@@ -92,6 +92,7 @@ class LocalTrainer:
         self.scaler = getattr(self.precision, "scaler", None)
         self._scaler_state = self.scaler.state_dict() if self.scaler else None
         self._takes_batch_idx = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+        self._owns_backward = is_overridden("backward", module)
         self._owns_clipping = is_overridden("configure_gradient_clipping", module)
         self._owns_step = is_overridden("optimizer_step", module)
         self._wants_closure = "closure" in inspect.signature(self.solver.optimizer.step).parameters and isinstance(
@@ -119,11 +120,13 @@ class LocalTrainer:
         for _ in range(self.local_epochs):
             for batch_idx, batch in enumerate(limited(batches, self.limit_train_batches)):
                 batch = self.transfer(batch)
-                if -1 in self.call_hook("on_train_batch_start", batch, batch_idx):
+                if any(
+                    isinstance(r, int) and r == -1 for r in self.call_hook("on_train_batch_start", batch, batch_idx)
+                ):
                     break
                 self.collector.start_batch(batch)
                 outputs = self._step(client, steps, batch, batch_idx)
-                steps += outputs is not None
+                steps += bool(outputs)
                 self.call_hook("on_train_batch_end", outputs, batch, batch_idx)
         self.collector.start_batch(None)
         delta = self.parameters.vector.to(client.theta.dtype) - client.theta
@@ -138,8 +141,11 @@ class LocalTrainer:
                 mean.add(self.parameters.grad, extract_batch_size(batch))
         return mean.compute().to(self.parameters.grad.dtype)
 
-    def _step(self, client: Client, k: int, batch: Any, batch_idx: int) -> Any:
-        """One local step; gives what ``training_step`` returned, ``None`` if it skipped the batch."""
+    def _step(self, client: Client, k: int, batch: Any, batch_idx: int) -> dict[str, Any]:
+        """One local step; gives what a ``Trainer`` tells callbacks: ``loss`` and what else ``training_step`` returned.
+
+        The dict is empty if ``training_step`` skipped the batch.
+        """
         optimizer = self.solver.optimizer
         outputs: list[Any] = []
 
@@ -151,13 +157,15 @@ class LocalTrainer:
             step = LocalStep(client, k, self.parameters.vector, self.parameters.grad, backward)
             self.method.gradient(step)
             if outputs[0] is None:
+                # An optimizer that steps all the same, from a module's own `optimizer_step`, finds nothing to do.
+                self.parameters.detach_grad()
                 return None
             with torch.no_grad():
                 self.method.correct(step)
+            self.call_hook("on_before_optimizer_step", optimizer)
             self._clip()
             with torch.no_grad():
                 self.method.after_clip(step)
-            self.call_hook("on_before_optimizer_step", optimizer)
             return _loss_of(outputs[0])
 
         if self._owns_step:
@@ -169,21 +177,25 @@ class LocalTrainer:
                 # The scaler's own step divides by its scale, and skips the step if something is not finite.
                 self.parameters.grad.mul_(self.scaler.get_scale())
             self.precision.optimizer_step(optimizer)
-        return outputs[0] if outputs else None
+        return _told(outputs[0]) if outputs else {}
 
     def _backward(self, batch: Any, batch_idx: int, first: bool) -> Any:
         """Fill the gradient vector at the module's present parameters; gives what ``training_step`` returned."""
-        self.call_hook("on_before_zero_grad", self.solver.optimizer)
-        self.parameters.zero_grad()
         arguments = (batch, batch_idx) if self._takes_batch_idx else (batch,)
         quiet = not first
         with torch.enable_grad(), self.autocast(), frozen_statistics(self.module, quiet), self.collector.muted(quiet):
             outputs = self.module.training_step(*arguments)
+        self.call_hook("on_before_zero_grad", self.solver.optimizer)
+        self.call_hook("optimizer_zero_grad", self.module.current_epoch, batch_idx, self.solver.optimizer)
+        self.parameters.zero_grad()
         loss = _loss_of(outputs)
         if loss is None:
             return None
         self.call_hook("on_before_backward", loss)
-        self.precision.backward(loss, self.module)
+        if self._owns_backward:
+            self.module.backward(self.scaler.scale(loss) if self.scaler else loss)
+        else:
+            self.precision.backward(loss, self.module)
         self.call_hook("on_after_backward")
         self.parameters.gather_grad()
         if self.scaler:
@@ -211,6 +223,12 @@ def _loss_of(outputs: Any) -> Tensor | None:
     raise TypeError(
         f"`training_step` must return a loss tensor, a dict with 'loss', or None, got {type(loss).__name__}."
     )
+
+
+def _told(outputs: Any) -> dict[str, Any]:
+    extra = outputs if isinstance(outputs, dict) else {}
+    loss = _loss_of(outputs)
+    return {} if loss is None else {**extra, "loss": loss.detach()}
 
 
 def limited(batches: Iterable[Any], limit: int | float | None) -> Iterator[Any]:

@@ -11,7 +11,7 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning_fedstop.arguments import check_arguments, check_datamodule
 from lightning_fedstop.client_state import ClientStates
 from lightning_fedstop.cohort import Cohort, UniformCohort
-from lightning_fedstop.evaluation import as_loaders
+from lightning_fedstop.evaluation import loaders_of
 from lightning_fedstop.lifecycle import Lifecycle
 from lightning_fedstop.methods import FedAvg, FederatedMethod
 from lightning_fedstop.results import Results
@@ -154,14 +154,15 @@ class FederatedLoop(Lifecycle):
         """Algorithm 1 of the paper: rounds until the stop rule, or the budget, ends them."""
         hooks = self.hooks
         hooks("on_fit_start")
-        self.val_loaders = as_loaders(self.datamodule.val_dataloader())
+        self.val_loaders = loaders_of("val_dataloader", self.datamodule, self.module)
         self.validator = self._evaluator("validation", self.limit_val_batches)
         self.num_val_batches = self.validator.num_batches(self.val_loaders)
-        hooks("on_train_start")
-        if self.pending:
-            self._end_round()
-        while not self._is_done():
-            self._run_round(self.current_epoch + 1)
+        with self.collector.attached():
+            hooks("on_train_start")
+            if self.pending:
+                self._end_round()
+            while not self._is_done():
+                self._run_round(self.current_epoch + 1)
         hooks("on_train_end")
         hooks("on_fit_end")
 
@@ -177,26 +178,29 @@ class FederatedLoop(Lifecycle):
         """One round: the cohort trains, the server aggregates, the new global model is evaluated, callbacks decide."""
         solver = self.server.trainer.solver
         solver.start_round()
-        self._start_row()
-        with self.collector.attached():
-            self.hooks("on_train_epoch_start")
-            self.module.train()
-            report = self.server.run_round(round)
-            self._take(self.collector.compute(self.server.reduce, self.server.gather))
+        self.hooks("on_train_epoch_start")
+        self.parameters.check_unchanged()
+        self.module.train()
+        report = self.server.run_round(round)
+        logged = self.collector.compute(self.server.reduce, self.server.gather)
         self.global_step = round
         self._check_finite(round, report)
-        self.row = {
-            "round": round,
-            "lr": solver.lr,
-            "clients": len(report.clients),
-            "samples": report.samples,
-            "seconds_train": report.seconds,
-            "seconds_eval": 0.0,
-        }
+        self._start_row(
+            {
+                "round": round,
+                "lr": solver.lr,
+                "clients": len(report.clients),
+                "samples": report.samples,
+                "seconds_train": report.seconds,
+                "seconds_eval": 0.0,
+            }
+        )
+        self._take(logged)
         if self._is_validation_due(round):
             began = time.perf_counter()
             # A checkpoint written by a callback during the evaluation lacks the rest of the round: see `_restore`.
             self.pending = True
+            self.hooks("on_validation_model_zero_grad")
             self._evaluate(self.validator, self.val_loaders, RunningStage.VALIDATING)
             self.row["seconds_eval"] = time.perf_counter() - began
         self._end_round()
@@ -216,8 +220,7 @@ class FederatedLoop(Lifecycle):
 
     def _is_validation_due(self, round: int) -> bool:
         every = self.check_val_every_n_round
-        due = every is not None and round % every == 0 and self.nonfinite_reason is None
-        return due and self.validator.runs_on(self.val_loaders)
+        return every is not None and round % every == 0 and self.validator.runs_on(self.val_loaders)
 
     def _end_round(self) -> None:
         """The next round's learning rate, the callbacks' decisions, and the record."""
@@ -226,11 +229,10 @@ class FederatedLoop(Lifecycle):
         self._take(Results.of("lr", self.row["lr"]))
         self.server.trainer.solver.end_round(self.callback_metrics, round)
         began = time.perf_counter()
-        with self.collector.attached():
-            self.hooks("on_train_epoch_end")
-            self._take(self.collector.compute(self.server.reduce, self.server.gather))
-            self.row["seconds_callbacks"] = time.perf_counter() - began
-            self.hooks.monitoring("on_train_epoch_end")
+        self.hooks("on_train_epoch_end")
+        self._take(self.collector.compute(self.server.reduce, self.server.gather))
+        self.row["seconds_callbacks"] = time.perf_counter() - began
+        self.hooks.monitoring("on_train_epoch_end")
         self.current_epoch = round
         self._log_round()
 
@@ -238,18 +240,20 @@ class FederatedLoop(Lifecycle):
         """Test figures if there is test data, and the summary."""
         if self.fast_dev_run:
             return
-        loaders = as_loaders(self.datamodule.test_dataloader())
+        self.datamodule.setup("test")
+        loaders = loaders_of("test_dataloader", self.datamodule, self.module)
         tester = self._evaluator("test", self.limit_test_batches)
         test: dict[str, float] = {}
         if tester.runs_on(loaders):
             self._enter(TrainerFn.TESTING, RunningStage.TESTING)
             test = self._evaluate(tester, loaders, RunningStage.TESTING)
+            self._report_to_loggers(test)
             self._enter(TrainerFn.FITTING, None)
         self._write_summary(test)
 
     def validate(
         self,
-        model: LightningModule,
+        model: LightningModule | None = None,
         datamodule: LightningDataModule | None = None,
         ckpt_path: str | os.PathLike[str] | None = None,
         verbose: bool = True,
@@ -257,9 +261,10 @@ class FederatedLoop(Lifecycle):
         """Evaluate a model on the validation data.
 
         Args:
-            model: a module with ``validation_step``.
+            model: a module with ``validation_step``; the one fitted last by default, with its data module.
             datamodule: any data module with ``val_dataloader``.
-            ckpt_path: load the weights of this checkpoint first; ``"last"`` as in :meth:`fit`.
+            ckpt_path: load the weights of this checkpoint first; ``"last"`` as in :meth:`fit`, ``"best"`` as the
+                first ``ModelCheckpoint`` has found it.
             verbose: print the metrics.
 
         Returns:
@@ -272,7 +277,7 @@ class FederatedLoop(Lifecycle):
 
     def test(
         self,
-        model: LightningModule,
+        model: LightningModule | None = None,
         datamodule: LightningDataModule | None = None,
         ckpt_path: str | os.PathLike[str] | None = None,
         verbose: bool = True,

@@ -37,6 +37,7 @@ class FlatParameters:
     """
 
     def __init__(self, module: nn.Module) -> None:
+        self._module = module
         self.named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self._check(module)
         self.parameters = [parameter for _, parameter in self.named]
@@ -65,6 +66,21 @@ class FlatParameters:
                 f"The trainable parameters of {who} must share one dtype and one device, got {dtypes} on {devices}."
             )
 
+    def check_unchanged(self) -> None:
+        """Refuse parameters that were frozen, unfrozen, added or replaced since the vector was made.
+
+        Raises:
+            ValueError: naming them.
+        """
+        now = {name: parameter for name, parameter in self._module.named_parameters() if parameter.requires_grad}
+        before = dict(self.named)
+        changed = [name for name in now | before if now.get(name) is not before.get(name)]
+        if changed:
+            raise ValueError(
+                f"The trainable parameters of {type(self._module).__name__} must stay the same during a fit, but"
+                f" {', '.join(changed)} changed: set `requires_grad` before it."
+            )
+
     def __len__(self) -> int:
         return self.vector.numel()
 
@@ -73,6 +89,11 @@ class FlatParameters:
         self.grad.zero_()
         for parameter, grad in zip(self.parameters, self._grads, strict=True):
             parameter.grad = grad
+
+    def detach_grad(self) -> None:
+        """Leave the parameters without gradients, until the next :meth:`zero_grad`."""
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def gather_grad(self) -> None:
         """Bring gradients that something replaced, instead of adding to, back into the vector."""

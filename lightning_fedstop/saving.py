@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
@@ -18,7 +18,7 @@ from lightning_fedstop.records.run_record import RunRecord
 from lightning_fedstop.records.summary import describe, summarize
 from lightning_fedstop.results import Results
 from lightning_fedstop.seeding import resolve_seed
-from lightning_fedstop.server import Server
+from lightning_fedstop.server import OnNonfinite, Server
 from lightning_fedstop.trainer_interface import TrainerInterface
 
 
@@ -39,6 +39,7 @@ class Saving(TrainerInterface):
     row: dict[str, Any]
     pending: bool
     nonfinite_reason: str | None
+    on_nonfinite: OnNonfinite
     _began: float
     _prints: bool
     _default_checkpoint: ModelCheckpoint | None
@@ -55,12 +56,12 @@ class Saving(TrainerInterface):
 
         Raises:
             ValueError: if ``storage_options`` are given.
-            RuntimeError: outside a fit.
+            RuntimeError: if no fit has begun.
         """
         if storage_options is not None:
             raise ValueError("`storage_options` must be None: checkpoints are written to a local file system.")
-        if self.parameters is None:
-            raise RuntimeError("`save_checkpoint` needs a model: call it while `fit` runs.")
+        if self.state.fn != TrainerFn.FITTING or not hasattr(self, "server"):
+            raise RuntimeError("`save_checkpoint` needs a trained model: call it during `fit` or after it.")
         with self.server.holding_theta():
             checkpoint = checkpoints.dump_checkpoint(
                 self.module,
@@ -76,6 +77,8 @@ class Saving(TrainerInterface):
                 callback.on_save_checkpoint(self, self.module, checkpoint)  # type: ignore[arg-type]
         self.module.on_save_checkpoint(checkpoint)
         if self.is_global_zero:
+            if left_out := checkpoints.leave_out_objects(checkpoint):
+                self._warn(f"Checkpoints hold tensors and plain values only; left out: {', '.join(left_out)}.")
             checkpoints.write_checkpoint(checkpoint, filepath)
         self.fabric.barrier("save_checkpoint")
 
@@ -89,6 +92,7 @@ class Saving(TrainerInterface):
             "round": self.global_step,
             "pending": self.pending,
             "row": self._full_row(),
+            "nonfinite_reason": self.nonfinite_reason,
             "metrics": {name: float(value) for name, value in self.callback_metrics.items()},
             "theta": server.theta,
             "num_clients": server.num_clients,
@@ -105,7 +109,13 @@ class Saving(TrainerInterface):
         self.ckpt_path = None
         if ckpt_path is None:
             return None
-        path = checkpoints.find_last(self.default_root_dir) if ckpt_path == "last" else ckpt_path
+        path = ckpt_path
+        if ckpt_path == "last":
+            path = checkpoints.find_last(self.default_root_dir)
+        elif ckpt_path == "best":
+            path = getattr(self.checkpoint_callback, "best_model_path", "")
+            if not path:
+                raise FileNotFoundError("`ckpt_path='best'` needs a ModelCheckpoint that has saved a checkpoint.")
         self.ckpt_path = os.fspath(path)
         loaded = checkpoints.read_checkpoint(path)
         self.module.on_load_checkpoint(loaded)
@@ -137,10 +147,18 @@ class Saving(TrainerInterface):
         self.callback_metrics = {name: torch.tensor(value) for name, value in state["metrics"].items()}
         self.global_step, self.pending, self.row = state["round"], state["pending"], dict(state["row"])
         self.current_epoch = self.global_step - self.pending
+        if self.on_nonfinite == "stop":
+            self.nonfinite_reason = state["nonfinite_reason"]
+        self.should_stop = any(self._has_stopped(callback) for callback in self.early_stopping_callbacks)
         if self.record is not None and state["log_dir"] is not None:
             last, row = self.current_epoch, None if self.pending else self.row
             self.record.continue_from(state["log_dir"], row, last)
         rank_zero_info(f"Resumed after round {self.global_step} from {self.ckpt_path}.")
+
+    def _has_stopped(self, callback: EarlyStopping) -> bool:
+        """Whether the run ended by this callback: a ``Trainer`` would train one more epoch before it stops again."""
+        exhausted = callback.wait_count >= callback.patience
+        return not self.pending and exhausted and callback.stopped_epoch == self.current_epoch - 1
 
     def _take(self, results: Results) -> None:
         """Make reported metrics visible to callbacks, loggers, the progress bar and the round's row."""
@@ -149,7 +167,9 @@ class Saving(TrainerInterface):
         self.progress_bar_metrics.update(results.prog_bar)
         self._reported.update(results.callback)
 
-    def _start_row(self) -> None:
+    def _start_row(self, row: dict[str, Any]) -> None:
+        """Begin a round's row; until its training is done, the row of the round before stays for checkpoints."""
+        self.row = row
         self.logged_metrics = {}
         self._reported: dict[str, Tensor] = {}
 
@@ -164,8 +184,11 @@ class Saving(TrainerInterface):
         if self.record is not None:
             self.record.write_round(self._full_row())
         metrics = {name: float(value) for name, value in self.logged_metrics.items()}
-        for logger in self.loggers:
-            logger.log_metrics({**metrics, "epoch": self.current_epoch - 1}, step=self.current_epoch)
+        self._report_to_loggers({**metrics, "epoch": self.current_epoch - 1})
+
+    def _report_to_loggers(self, metrics: dict[str, float]) -> None:
+        for logger in self.loggers if self.is_global_zero else []:
+            logger.log_metrics(metrics, step=self.current_epoch)
             logger.save()
 
     def _write_summary(self, test: dict[str, float]) -> None:

@@ -237,6 +237,13 @@ class Server:
                 for buffer, value in zip(buffers, local, strict=True):
                     buffer.copy_(value)
 
+    def abandon_round(self) -> None:
+        """Put the global model back into the module if a round was broken off."""
+        if self._buffers is not None:
+            self._buffers.reset()
+            self._buffers = None
+            self.set_theta(self.theta)
+
     def reduce(self, tensor: Tensor, op: str) -> Tensor:
         """See :func:`reduce`."""
         return reduce(self.fabric, tensor, op)

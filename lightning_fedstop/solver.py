@@ -34,7 +34,7 @@ class LocalSolver:
             )
         self.optimizer, self.scheduler_config = _parse(module.configure_optimizers(), name)
         self._state = deepcopy(self.optimizer.state_dict()["state"])
-        self._round_groups = self._groups()
+        self._round_groups: list[dict[str, Any]] | None = None
 
     def _groups(self) -> list[dict[str, Any]]:
         return [{k: deepcopy(v) for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
@@ -45,8 +45,7 @@ class LocalSolver:
 
     def start_client(self) -> None:
         """Forget what the last client's steps left in the optimizer."""
-        for group, saved in zip(self.optimizer.param_groups, self._round_groups, strict=True):
-            group.update(deepcopy(saved))
+        self._restore_groups()
         self.optimizer.state.clear()
         if self._state:
             state_dict = self.optimizer.state_dict()
@@ -62,12 +61,10 @@ class LocalSolver:
         Raises:
             MisconfigurationException: if the monitored metric is missing and the scheduler's config is ``strict``.
         """
+        self._restore_groups()
+        self._round_groups = None
         config = self.scheduler_config
-        if config is None:
-            return
-        for group, saved in zip(self.optimizer.param_groups, self._round_groups, strict=True):
-            group.update(deepcopy(saved))
-        if round % config.frequency:
+        if config is None or round % config.frequency:
             return
         metric = None
         if config.reduce_on_plateau:
@@ -80,15 +77,24 @@ class LocalSolver:
                 return
         self.module.lr_scheduler_step(config.scheduler, metric)
 
+    def _restore_groups(self) -> None:
+        """Undo what a client's steps may have done to the round's rates."""
+        for group, saved in zip(self.optimizer.param_groups, self._round_groups or self._groups(), strict=True):
+            group.update(deepcopy(saved))
+
+    @property
+    def _first_group(self) -> dict[str, Any]:
+        return (self._round_groups or self.optimizer.param_groups)[0]
+
     @property
     def lr(self) -> float:
         """The learning rate of the first parameter group."""
-        return float(self.optimizer.param_groups[0]["lr"])
+        return float(self._first_group["lr"])
 
     @property
     def momentum(self) -> float:
         """The heavy-ball momentum of the first parameter group, 0 where the optimizer has none."""
-        return float(self.optimizer.param_groups[0].get("momentum", 0.0))
+        return float(self._first_group.get("momentum", 0.0))
 
     @property
     def is_plain_sgd(self) -> bool:
@@ -101,7 +107,8 @@ class LocalSolver:
     def state_dict(self) -> dict[str, Any]:
         """The scheduler's state and the rates it has set."""
         config = self.scheduler_config
-        return {"groups": self._groups(), "scheduler": config.scheduler.state_dict() if config else {}}
+        groups = deepcopy(self._round_groups) or self._groups()
+        return {"groups": groups, "scheduler": config.scheduler.state_dict() if config else {}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the state of :meth:`state_dict` back."""

@@ -119,6 +119,7 @@ class TrainerInterface:
     log_every_n_steps = 1
     reload_dataloaders_every_n_epochs = 0
     profiler = None
+    _results = None  # what Lightning's own `log` asks for where nothing may be logged
     _logger_connector = SimpleNamespace(should_update_logs=False, _current_fx=None)
 
     @property

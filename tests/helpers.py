@@ -111,7 +111,9 @@ def run_case(case, method, root, extra_callbacks=(), **arguments):
         cohort=ScheduledCohort(schedule),
         weighting=given.get("weights", "uniform"),
         gradient_clip_val=given.get("clip"),
-        **QUIET | {"callbacks": [trace, *extra_callbacks], "enable_checkpointing": False, "default_root_dir": root} | arguments,
+        **QUIET
+        | {"callbacks": [trace, *extra_callbacks], "enable_checkpointing": False, "default_root_dir": root}
+        | arguments,
     )
     loop.fit(module, QuadraticData(given["A"], given["b"], given["K"], given.get("n")))
     return trace.rounds

@@ -1,18 +1,19 @@
 """Lightning's own callbacks and a user's, unmodified, in the loop."""
 
-import functools
 import inspect
-import re
-from pathlib import Path
 
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
+    BatchSizeFinder,
     DeviceStatsMonitor,
     EarlyStopping,
+    EMAWeightAveraging,
+    GradientAccumulationScheduler,
     LambdaCallback,
+    LearningRateFinder,
     LearningRateMonitor,
     ModelCheckpoint,
     ModelSummary,
@@ -36,11 +37,11 @@ def _recording(parent, names, who, log):
     """A subclass of ``parent`` whose hooks note their calls in ``log``."""
 
     def hook(name, original):
-        @functools.wraps(original)
         def call(self, *args, **kwargs):
             log.append(f"{who}.{name}")
             return original(self, *args, **kwargs)
 
+        call.__signature__ = inspect.signature(original)
         return call
 
     hooks = {name: hook(name, getattr(parent, name)) for name in names if name != "on_exception"}
@@ -97,4 +98,290 @@ def test_hooks_come_in_a_trainers_order(tmp_path):
         enable_checkpointing=False,
         gradient_clip_val=1.0,
     ).fit(module, data)
-    assert "\n".join(got) == "\n".join(expected)
+    # The loop steps the scheduler once a round, after the evaluation and before callbacks see the round's end.
+    expected.remove("module.lr_scheduler_step")
+    got.remove("module.lr_scheduler_step")
+    assert got == expected
+
+
+class Scripted(ToyModule):
+    """Logs ``val_loss`` from a list, one a round."""
+
+    def __init__(self, values, **arguments):
+        super().__init__(**arguments)
+        self.values = values
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.values[self.current_epoch])
+
+
+FALLING_THEN_FLAT = [1.0, 0.9, 0.8, 0.85, 0.8, 0.7, 0.6, 0.5]
+
+
+@pytest.mark.parametrize("check_on_train_epoch_end", [None, True, False])
+def test_early_stopping(tmp_path, check_on_train_epoch_end):
+    stop = EarlyStopping("val_loss", patience=2, check_on_train_epoch_end=check_on_train_epoch_end)
+    loop, _ = fit(tmp_path, stop, module=Scripted(FALLING_THEN_FLAT), max_rounds=8)
+    assert (loop.current_epoch, stop.stopped_epoch, stop.best_score.item()) == (5, 4, pytest.approx(0.8))
+    assert loop.summary["stop_reason"] == stop.stopping_reason_message
+    assert loop.summary["share_used"] == 5 / 8
+
+
+def test_early_stopping_on_a_training_metric_without_any_evaluation_data(tmp_path):
+    stop = EarlyStopping("train_loss", mode="max", patience=1)
+    loop, _ = fit(tmp_path, stop, data=ToyData(evaluated=False), max_rounds=6)
+    assert loop.current_epoch == 2  # the loss falls at once
+
+
+def test_a_stop_wished_before_min_rounds_is_not_saved_up(tmp_path):
+    """Counts of patience 1 run out in rounds 4 and 7: with `min_rounds=5` only the second one stops."""
+    values = [1.0, 0.9, 0.8, 0.85, 0.7, 0.6, 0.65, 0.5]
+    stop = EarlyStopping("val_loss", patience=1)
+    loop, _ = fit(tmp_path, stop, module=Scripted(values), max_rounds=8, min_rounds=5)
+    assert loop.current_epoch == 7
+
+
+CHECKPOINTS = {
+    "best": {"monitor": "val_loss", "save_top_k": 2, "save_last": True},
+    "all": {"save_top_k": -1},
+    "every_2_epochs": {"every_n_epochs": 2, "save_top_k": -1},
+    "at_train_end": {"monitor": "val_loss", "save_on_train_epoch_end": True, "save_top_k": 2},
+    "at_validation_end": {"monitor": "val_loss", "save_on_train_epoch_end": False, "save_last": True},
+    "worst": {"monitor": "val_loss", "mode": "max", "filename": "{epoch}-{val_loss:.2f}"},
+    "last_only": {"save_top_k": 0, "save_last": True},
+}
+
+
+@pytest.mark.parametrize("arguments", CHECKPOINTS.values(), ids=CHECKPOINTS)
+def test_model_checkpoint_saves_what_it_saves_in_a_trainer(tmp_path, arguments):
+    values = [0.5, 0.3, 0.4, 0.2]
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    expected = ModelCheckpoint(tmp_path / "trainer", **arguments)
+    Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_epochs=4,
+        limit_train_batches=1,
+        num_sanity_val_steps=0,
+        callbacks=[expected],
+        default_root_dir=tmp_path,
+        **quiet,
+    ).fit(Scripted(values), ToyData())
+    got = ModelCheckpoint(tmp_path / "loop", **arguments)
+    fit(tmp_path, got, module=Scripted(values), max_rounds=4)
+
+    def saved(folder):
+        files = {path.name: torch.load(path, weights_only=True) for path in (tmp_path / folder).glob("*.ckpt")}
+        return {name: (content["epoch"], content["global_step"]) for name, content in files.items()}
+
+    assert saved("loop") == saved("trainer") != {}
+    assert got.best_model_path.rpartition("/")[2] == expected.best_model_path.rpartition("/")[2]
+
+
+def test_model_checkpoint_by_steps_saves_the_global_model_of_the_round_before(tmp_path):
+    """A server update is a global step: after 2 and 4 of them, seen at the next local batch, whichever client trains."""
+    thetas = {}
+    note = LambdaCallback(on_train_epoch_end=lambda loop, module: thetas.update({loop.global_step: flat(module)}))
+    saver = ModelCheckpoint(tmp_path / "steps", every_n_train_steps=2, save_top_k=-1)
+    fit(tmp_path, saver, note, max_rounds=5)
+    files = {path.name: torch.load(path, weights_only=True) for path in (tmp_path / "steps").glob("*.ckpt")}
+    assert sorted(content["global_step"] for content in files.values()) == [2, 4]
+    for content in files.values():
+        saved = torch.cat([value.reshape(-1) for value in content["state_dict"].values()])
+        assert torch.equal(saved, thetas[content["global_step"]])
+
+
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+def test_timer(tmp_path, interval):
+    """The timer has run out in the second round: the round is finished and nothing follows."""
+    timer = Timer("01:00:00:00", interval=interval)
+
+    def run_out(loop, module):
+        if loop.current_epoch == 1:
+            timer._duration = 0.0
+
+    loop, _ = fit(tmp_path, timer, LambdaCallback(on_train_epoch_start=run_out), max_rounds=5)
+    assert loop.current_epoch == 2
+    assert "should_stop" in loop.summary["stop_reason"]
+
+
+def test_a_stop_before_the_first_round_trains_nothing(tmp_path):
+    module = ToyModule()
+    before = flat(module)
+    loop, _ = fit(tmp_path, Timer("00:00:00:00"), module=module)
+    assert loop.summary["stop_round"] == 0
+    assert torch.equal(flat(module), before)
+
+
+def test_lambda_callback_gets_loop_and_module(tmp_path):
+    seen = []
+    hooks = {
+        "on_train_epoch_start": lambda loop, module: seen.append(("start", loop.current_epoch, module.current_epoch)),
+        "on_validation_end": lambda loop, module: seen.append(("validation", loop.current_epoch, loop.global_step)),
+        "on_train_epoch_end": lambda loop, module: seen.append(("end", loop.current_epoch, loop.global_step)),
+        "on_fit_end": lambda loop, module: seen.append(("fit", loop.current_epoch, loop.global_step)),
+    }
+    fit(tmp_path, LambdaCallback(**hooks), max_rounds=2)
+    rounds = [[("start", r, r), ("validation", r, r + 1), ("end", r, r + 1)] for r in (0, 1)]
+    assert seen == [*rounds[0], *rounds[1], ("fit", 2, 2)]
+
+
+class Decaying(ToyModule):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+
+
+@pytest.mark.parametrize("interval", [None, "epoch"])
+def test_learning_rate_monitor(tmp_path, interval):
+    monitor, logger = LearningRateMonitor(logging_interval=interval), CSVLogger(tmp_path / "csv")
+    fit(tmp_path, monitor, module=Decaying(), logger=logger)
+    assert monitor.lrs == {"lr-SGD": pytest.approx([0.1, 0.05, 0.025])}
+    assert "lr-SGD" in (tmp_path / "csv/lightning_logs/version_0/metrics.csv").read_text()
+
+
+def test_learning_rate_monitor_needs_a_logger_but_not_in_a_dry_run(tmp_path):
+    with pytest.raises(MisconfigurationException, match="logger"):
+        fit(tmp_path, LearningRateMonitor(), logger=False)
+    fit(tmp_path, LearningRateMonitor(), fast_dev_run=True)
+
+
+DISPLAYS = [TQDMProgressBar, RichProgressBar, ModelSummary, RichModelSummary, DeviceStatsMonitor]
+
+
+@pytest.mark.parametrize("display", DISPLAYS)
+def test_displays(tmp_path, display, capsys):
+    loop, _ = fit(tmp_path, display(), max_rounds=2, enable_progress_bar=None)
+    assert loop.current_epoch == 2
+    if display is RichModelSummary:
+        assert "Linear" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [
+        lambda: StochasticWeightAveraging(swa_lrs=0.1),
+        lambda: GradientAccumulationScheduler({0: 2}),
+        EMAWeightAveraging,
+        BatchSizeFinder,
+        LearningRateFinder,
+    ],
+)
+def test_callbacks_that_need_a_trainers_own_loop_are_refused(tmp_path, callback):
+    with pytest.raises(TypeError, match="cannot run in a FederatedLoop"):
+        make_loop(tmp_path, callback())
+
+    class Configured(ToyModule):
+        def configure_callbacks(self):
+            return callback()
+
+    with pytest.raises(TypeError, match="cannot run in a FederatedLoop"):
+        fit(tmp_path, module=Configured())
+
+
+class TwoParts(ToyModule):
+    def __init__(self):
+        super().__init__(net=nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)))
+        self.backbone = self.net[0]
+
+    def configure_optimizers(self):
+        return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.1)
+
+
+def test_backbone_finetuning_is_refused_when_it_unfreezes(tmp_path):
+    """Parameters that only the optimizer knows would drift from client to client."""
+    with pytest.raises(ValueError, match="must stay the same during a fit, but .*weight"):
+        fit(tmp_path, BackboneFinetuning(unfreeze_backbone_at_epoch=1, verbose=False), module=TwoParts())
+    with pytest.raises(ValueError, match=r"net\.0\.weight changed"):
+        freeze = LambdaCallback(on_train_start=lambda loop, module: module.net[0].weight.requires_grad_(False))
+        fit(tmp_path, freeze, module=TwoParts())
+
+
+def test_backbone_finetuning_that_keeps_the_backbone_frozen_runs(tmp_path):
+    module = TwoParts()
+    before = module.backbone.weight.clone()
+    fit(tmp_path, BackboneFinetuning(unfreeze_backbone_at_epoch=99), module=module)
+    assert torch.equal(module.backbone.weight, before)
+
+
+class OutputReader(Callback):
+    """Reads what a Trainer hands to ``on_train_batch_end``."""
+
+    def __init__(self):
+        self.losses = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.losses.append((outputs["loss"].item(), outputs["loss"].requires_grad))
+
+    def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        assert outputs is None
+
+
+def test_outputs_come_as_in_a_trainer(tmp_path):
+    reader = OutputReader()
+    fit(tmp_path, reader, max_rounds=1)
+    assert len(reader.losses) == 3  # clients of 6 and 4 or of 4 and 8 samples, batches of 4
+    assert not any(requires_grad for _, requires_grad in reader.losses)
+
+
+def test_callbacks_of_the_module_replace_those_of_their_class(tmp_path):
+    mine = EarlyStopping("val_loss", patience=1)
+
+    class Configured(Scripted):
+        def configure_callbacks(self):
+            return [mine]
+
+    theirs = EarlyStopping("val_loss", patience=99)
+    loop, _ = fit(tmp_path, theirs, module=Configured([0.1, 0.2, 0.3]))
+    assert loop.current_epoch == 2
+    assert theirs not in loop.callbacks
+    assert mine in loop.callbacks
+    fit_again = Scripted([0.1, 0.2, 0.3])
+    loop.fit(fit_again, ToyData())
+    assert theirs in loop.callbacks
+
+
+def test_what_callbacks_log_can_be_monitored_in_the_same_hook(tmp_path):
+    class Logs(Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            pl_module.log("score", float(trainer.current_epoch))
+
+        def on_train_start(self, trainer, pl_module):
+            pl_module.log("begun", 1.0)
+
+    stop = EarlyStopping("score", patience=1, check_on_train_epoch_end=True)
+    loop, _ = fit(tmp_path, stop, Logs(), max_rounds=5)
+    assert loop.current_epoch == 2
+    assert loop.callback_metrics["begun"] == 1
+
+
+@pytest.mark.parametrize("hook", ["on_fit_start", "on_train_end"])
+def test_logging_where_a_trainer_refuses_it_is_refused_in_its_words(tmp_path, hook):
+    callback = LambdaCallback(**{hook: lambda loop, module: module.log("x", 1.0)})
+    with pytest.raises(MisconfigurationException, match="result collection is not registered"):
+        fit(tmp_path, callback)
+
+
+def test_client_hooks_frame_each_clients_training(tmp_path):
+    seen = []
+
+    class Clients(Callback):
+        def on_client_start(self, trainer, module, client):
+            seen.append(("start", client, flat(module)))
+
+        def on_train_batch_start(self, trainer, module, batch, batch_idx):
+            seen.append("batch")
+
+        def on_client_end(self, trainer, module, client):
+            seen.append(("end", client, flat(module)))
+
+    module = ToyModule()
+    start = flat(module)
+    fit(tmp_path, Clients(), module=module, data=ToyData([4, 4]), max_rounds=1)
+    assert [item if item == "batch" else item[:2] for item in seen] == [
+        *[("start", 0), "batch", ("end", 0)],
+        *[("start", 1), "batch", ("end", 1)],
+    ]
+    assert torch.equal(seen[0][2], start)
+    models = torch.stack([seen[2][2], seen[5][2]]).double()
+    torch.testing.assert_close(flat(module), models.mean(0).float(), rtol=0, atol=1e-7)

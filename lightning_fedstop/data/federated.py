@@ -59,6 +59,8 @@ class FederatedDataModule(LightningDataModule):
         # Checkpoints load with `weights_only=True`, so that hyperparameters are plain types.
         if isinstance(hp, dict):
             hp = {name: plain(value) for name, value in hp.items()}
+            # A module built again from a checkpoint deals as this one, whatever `seed_everything` says by then.
+            hp |= {"seed": self.seed} if "seed" in hp else {}
         super()._set_hparams(hp)
 
     @property

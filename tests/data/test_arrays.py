@@ -151,12 +151,16 @@ def test_works_in_a_plain_trainer(module, quiet_trainer, linear):
     assert model.evaluated == 12
 
 
-def test_checkpoints_hold_plain_types_and_build_the_module_again(make_archive, quiet_trainer, linear, tmp_path):
-    module = NpzImages(make_archive(), num_clients=3, skew=DirichletSkew(0.7), seed=2)
+def test_checkpoints_hold_plain_types_and_build_the_module_again(
+    make_archive, quiet_trainer, linear, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PL_GLOBAL_SEED", "2")
+    module = NpzImages(make_archive(), num_clients=3, skew=DirichletSkew(0.7))
     trainer = quiet_trainer(enable_checkpointing=True)
     trainer.fit(linear(90, 4), module)
     trainer.save_checkpoint(tmp_path / "run.ckpt")
     torch.load(tmp_path / "run.ckpt", weights_only=True)
+    monkeypatch.setenv("PL_GLOBAL_SEED", "3")
     again = NpzImages.load_from_checkpoint(tmp_path / "run.ckpt", weights_only=True)
     again.setup("fit")
     assert repr(again.skew) == repr(module.skew)

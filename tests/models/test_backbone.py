@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import pytest
 import timm
 import torch
@@ -84,7 +81,7 @@ def test_the_file_is_read_once(tmp_path, source, monkeypatch):
 
 def test_weights_of_another_model_are_refused(tmp_path):
     torch.save(timm.create_model("resnet18", channels=[2, 2, 2, 2]).state_dict(), tmp_path / "w.pth")
-    with pytest.raises(ValueError, match=r"`weights_path`: .*w\.pth does not hold weights of convnextv2_atto.*0 of its"):
+    with pytest.raises(ValueError, match=r"`weights_path`: .*w\.pth does not hold weights of convnextv2_.*0 of its"):
         classifier(tmp_path / "w.pth")
 
 
@@ -113,14 +110,15 @@ def test_missing_and_unreadable_files_are_refused(tmp_path, source):
         classifier(tmp_path / "nan.pth")
 
 
-def test_pretrained_without_network_is_one_sentence_that_names_weights_path(tmp_path):
-    code = "from lightning_fedstop.models import ImageClassifier as C; C('convnextv2_atto', 2, pretrained=True)"
-    environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PATH": "", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 1
-    assert done.stderr.count("Traceback") == 1
-    assert done.stderr.splitlines()[-1].startswith("RuntimeError: `pretrained=True`: the published weights of convnextv2_")
-    assert "`weights_path`" in done.stderr.splitlines()[-1]
+def test_pretrained_without_network_is_one_sentence_that_names_weights_path(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(
+        RuntimeError, match=r"^`pretrained=True`: the published weights of convnextv2_atto.*`weights_path`"
+    ) as e:
+        ImageClassifier("convnextv2_atto", 2, pretrained=True)
+    assert "\n" not in str(e.value)
+    assert e.value.__suppress_context__
 
 
 class Takes(nn.Module):

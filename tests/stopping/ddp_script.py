@@ -6,11 +6,10 @@ from pathlib import Path
 
 import torch
 from torch.utils.data import DataLoader, Subset
-from walkers import Regression, trainer
 
 from lightning_fedstop.stopping import TaskVectorEarlyStopping
 
-OUT = Path(sys.argv[1])
+from .walkers import Regression, trainer
 
 
 class Reporting(TaskVectorEarlyStopping):
@@ -37,7 +36,7 @@ class Reporting(TaskVectorEarlyStopping):
             "logged": float(trainer.callback_metrics["task_vector/wait_count"]),
             "weights": torch.cat([p.detach().flatten() for p in pl_module.parameters()]).tolist(),
         }
-        (OUT / f"{self.name}-{trainer.global_rank}.json").write_text(json.dumps(seen))
+        (Path(sys.argv[1]) / f"{self.name}-{trainer.global_rank}.json").write_text(json.dumps(seen))
 
 
 class Shared(Regression):

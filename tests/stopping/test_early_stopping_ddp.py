@@ -15,11 +15,10 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ddp")
-    script = Path(__file__).with_name("ddp_script.py")
-    path = os.pathsep.join([str(script.parents[2]), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    command = [sys.executable, str(script), str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, cwd=folder)
+    command = [sys.executable, "-m", "tests.stopping.ddp_script", str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, cwd=root)
     assert done.returncode == 0, done.stderr
     return {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import LearningRateFinder, ModelCheckpoint
 
 from lightning_fedstop.stopping import StoppingReason, TaskVectorEarlyStopping
 
@@ -82,7 +82,7 @@ def test_resumed_run_stops_where_the_whole_one_does(tmp_path, saving, validation
     whole = uninterrupted()
     assert len(paths) >= whole["epochs"]
     # From the first, from one amid the count, and from the last: it holds the epoch that stops the run.
-    for path in (paths[0], paths[len(paths) // 2], paths[-3], paths[-2], paths[-1]):
+    for path in (paths[0], paths[-3], paths[-1]):
         assert fit(TaskVectorEarlyStopping(**RULE), ckpt_path=path, **limit) == whole, path.name
 
 
@@ -90,6 +90,15 @@ def test_resumed_with_the_same_object(tmp_path):
     callback = TaskVectorEarlyStopping(**RULE)
     fit(callback, ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1))
     assert fit(callback, ckpt_path=tmp_path / "epoch=2.ckpt") == uninterrupted()
+
+
+def test_a_learning_rate_finder_restores_the_start_of_the_fit():
+    callback = TaskVectorEarlyStopping(**RULE)
+    for _ in range(2):
+        module = Regression()
+        module.lr = 0.1
+        finder = LearningRateFinder(num_training_steps=3, update_attr=False)
+        assert fit(callback, finder, module=module) == uninterrupted()
 
 
 def test_interrupted_by_an_exception(tmp_path):

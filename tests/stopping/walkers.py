@@ -38,9 +38,9 @@ class Walker(LightningModule):
 class Regression(LightningModule):
     """A small net on fixed data; momentum and a decaying rate make it saturate, and its state worth restoring."""
 
-    def __init__(self, batches=4, batch_size=4, validation=True):
+    def __init__(self, batches=4, batch_size=4):
         super().__init__()
-        self.batches, self.batch_size, self.validation = batches, batch_size, validation
+        self.batches, self.batch_size = batches, batch_size
         generator = torch.Generator().manual_seed(0)
         self.net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
         with torch.no_grad():
@@ -65,7 +65,7 @@ class Regression(LightningModule):
         return DataLoader(self.data, batch_size=self.batch_size)
 
     def val_dataloader(self):
-        return DataLoader(self.data, batch_size=self.batch_size) if self.validation else []
+        return DataLoader(self.data, batch_size=len(self.data))
 
 
 def trainer(*callbacks, max_epochs=8, **arguments):

@@ -1,0 +1,22 @@
+import importlib.util
+from pathlib import Path
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+
+
+def load(name):
+    """An example as a module, ``__main__`` left out."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_drop_in_callback(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    early_stopping = load("drop_in_callback").main()
+    printed = capsys.readouterr().out
+    assert early_stopping.stopped
+    assert f"Stopped after {early_stopping.stopped_epoch + 1} of 200 epochs." in printed
+    assert early_stopping.stopping_reason_message in printed
+    assert list(tmp_path.iterdir()) == []
