@@ -20,7 +20,16 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-_KEY = re.compile(r'(?:Parser key|Key|key) "([^"]+)"')
+# The wordings of jsonargparse 4.39 and of later versions.
+_KEY = re.compile(r'Parser key "([^"]+)"')
+_UNKNOWN_KEY = re.compile(
+    r"(Subcommand|Group) '([\w.]+)' does not accept (?:option|nested key) '([^']+)'"
+    r"|^(?:Validation failed: )?Key '([^']+)' is not expected"
+)
+_UNKNOWN_ARGUMENT = re.compile(
+    r"Option '([^']+)' is not accepted|[Uu]nrecognized arguments: --([^=\s]+)|Key '([^']+)' is not expected"
+)
+_MISSING = re.compile(r'the following arguments are required: (.+)|Key "([^"]+)" is required')
 _CLASS_PATH = re.compile(r"Problem with given class_path '([^']+)'")
 _MANY = 12
 # What `LightningCLI` passes to an optimizer or a scheduler itself.
@@ -35,15 +44,15 @@ def explain(message: str, parser: argparse.ArgumentParser, args: list[str] | Non
         parser: Whose keys exist.
         args: The arguments parsed, to find the configuration file that cannot be read.
     """
-    if match := re.match(r"unrecognized arguments: (.*)", message):
+    if match := re.match(r"[Uu]nrecognized arguments: (.*)", message):
         words = match[1].split()
         options = [word for word in words if word.startswith("-")]
         if not options:
             return f"'{words[0]}' is left over: each value needs a key in front, as in `--trainer.max_rounds 10`."
         return _no_such_key(options[0].lstrip("-").partition("=")[0].removesuffix("+"), parser)
-    if match := re.search(r"(?:Subcommand|Group) '(\w+)' does not accept option '([^']+)'", message):
-        prefix = f"{match[1]}." if message.startswith("Group") else ""
-        return _no_such_key(prefix + match[2], parser)
+    if match := _UNKNOWN_KEY.search(message):
+        prefix = f"{match[2]}." if match[1] == "Group" else ""
+        return _no_such_key(prefix + (match[3] or match[4]), parser)
     if re.search(r"Problems parsing config|Unexpected config", message):
         return _unreadable_config(message, args or [])
     return _nested(message)
@@ -88,11 +97,13 @@ def _nested(message: str) -> str:
         if match := _CLASS_PATH.search(line):
             class_path = match[1]
         where = ".".join(path) or "error"
-        if match := re.search(r"Option '([^']+)' is not accepted|unrecognized arguments: --([^=\s]+)", line):
-            return f"{where}: {_unknown_argument(class_path, match[1] or match[2])}"
-        if match := re.search(r"the following arguments are required: (.+)", line):
-            needs = f"{class_path.rpartition('.')[2]} needs the argument {match[1]}" if class_path else match[1]
-            return f"{where}: {needs}." if class_path else f"{match[1]}: needed, but not given."
+        if match := _UNKNOWN_ARGUMENT.search(line):
+            return f"{where}: {_unknown_argument(class_path, match[1] or match[2] or match[3])}"
+        if match := _MISSING.search(line):
+            names = match[1] or match[2]
+            if not class_path:
+                return f"{names}: needed, but not given."
+            return f"{where}: {class_path.rpartition('.')[2]} needs the argument {names}."
         if match := re.search(r"No module named '([^']+)'", line):
             return f"{where}: '{class_path}' cannot be imported: there is no module '{match[1]}'."
         if match := re.search(r"module '([^']+)' has no attribute '([^']+)'", line):

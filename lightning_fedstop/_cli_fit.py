@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,11 +27,14 @@ for _module in ("cohort", "methods", "data", "models", "stopping.early_stopping"
 class FedStopParser(LightningArgumentParser):
     """Says in one sentence which key of a configuration is wrong and what exists."""
 
+    commands: Mapping[str, LightningArgumentParser] = {}
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Exit with code 2 after one sentence on stderr, or raise where the caller handles errors itself."""
         if not self.exit_on_error:
             super().error(message, ex)
-        parser = getattr(ex, "subcommand_parser", None) or self
+        # A whole configuration is checked by the parser of all commands, which does not know the keys of each.
+        parser = next((self.commands[arg] for arg in self.args or [] if arg in self.commands), self)
         sys.stderr.write(f"{parser.prog.replace(' [options]', '')}: error: {explain(message, parser, self.args)}\n")
         raise SystemExit(2) from ex
 
@@ -100,6 +104,14 @@ class FedStopCLI(LightningCLI):
             "subclass_mode_data": True,
         }
         super().__init__(args=args, run=run, parser_kwargs=parser_kwargs, **{**defaults, **kwargs})
+
+    def setup_parser(
+        self, add_subcommands: bool, main_kwargs: dict[str, Any], subparser_kwargs: dict[str, Any]
+    ) -> None:
+        """Build the parsers, and let the first know those of the commands."""
+        super().setup_parser(add_subcommands, main_kwargs, subparser_kwargs)
+        if isinstance(self.parser, FedStopParser) and add_subcommands:
+            self.parser.commands = self._subcommand_parsers
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:

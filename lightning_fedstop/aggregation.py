@@ -92,7 +92,7 @@ class RunningSum:
 
 
 class BufferMean:
-    """The buffers of a module over the clients of a round: floating ones are averaged, the others take the maximum.
+    """The buffers of a module over the clients of a round: means of floating and complex ones, maxima of the others.
 
     Integer buffers are counters such as BatchNorm's ``num_batches_tracked``, whose mean would be no integer.
 
@@ -101,10 +101,17 @@ class BufferMean:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self.buffers = [buffer for buffer in module.buffers() if buffer.numel()]
+        named = [(name.rpartition("."), buffer) for name, buffer in module.named_buffers()]
+        self._slots = [(module.get_submodule(path), name) for (path, _, name), buffer in named if buffer.numel()]
         self.start = [buffer.clone() for buffer in self.buffers]
-        self.means = [RunningMean(b) if b.is_floating_point() else None for b in self.buffers]
-        self.maxima = [None if b.is_floating_point() else b.clone() for b in self.buffers]
+        self.means = [RunningMean(b) if b.is_floating_point() else None for b in self.start]
+        self.maxima = [None if b.is_floating_point() else b.clone() for b in self.start]
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        """The buffers as they are now: a module may put a new tensor in a buffer's place instead of filling it."""
+        buffers = [getattr(owner, name).detach() for owner, name in self._slots]
+        return [torch.view_as_real(buffer) if buffer.is_complex() else buffer for buffer in buffers]
 
     def reset(self) -> None:
         """Put the round's starting values back into the module, for the next client."""

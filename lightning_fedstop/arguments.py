@@ -24,7 +24,6 @@ from lightning_fedstop.methods import FederatedMethod
 from lightning_fedstop.seeding import resolve_seed
 from lightning_fedstop.server import OnNonfinite, Weighting
 
-
 TRAINER_ONLY = (
     BatchSizeFinder,
     GradientAccumulationScheduler,

@@ -31,7 +31,7 @@ def dump_checkpoint(
         module: holds the global model.
         datamodule: its hyperparameters and state go along.
         callbacks: their states go along, keyed by ``state_key``.
-        epoch: the index of the round that the model comes from, from 0.
+        epoch: ``current_epoch``, as in a ``Trainer``.
         global_step: server updates so far.
         federated: what the loop itself needs to continue.
         weights_only: leave out everything but the weights and hyperparameters.

@@ -1,7 +1,7 @@
 """Evaluation of the global model on validation or test data."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from lightning_fedstop.hooks import Hooks
-from lightning_fedstop.local import limited
+from lightning_fedstop.local import length_of, limited
 from lightning_fedstop.results import Reduce, ResultCollector, Results
 from lightning_fedstop.transfer import BatchTransfer
 
@@ -70,18 +70,19 @@ class Evaluator:
         self.limit = limit
         self.step = getattr(module, f"{stage}_step")
 
-    def runs_on(self, loaders: Sequence[Iterable[Any]]) -> bool:
-        """Whether there is anything to do: data, a step of the module's own, and a limit above 0."""
-        return bool(loaders) and is_overridden(f"{self.stage}_step", self.module) and self.limit != 0
+    @property
+    def is_wanted(self) -> bool:
+        """Whether data would be evaluated: the module has a step of its own, and the limit is above 0."""
+        return self.limit != 0 and is_overridden(f"{self.stage}_step", self.module)
 
     def num_batches(self, loaders: Sequence[Iterable[Any]]) -> list[int | float]:
         """Batches per loader; infinite where a loader does not know."""
         counts: list[int | float] = []
         for loader in loaders:
-            total = len(loader) if isinstance(loader, Sized) else math.inf
-            if isinstance(self.limit, float):
+            total = math.inf if (length := length_of(loader)) is None else length
+            if isinstance(self.limit, float) and total < math.inf:
                 total = max(1, int(self.limit * total))
-            elif self.limit is not None:
+            elif isinstance(self.limit, int):
                 total = min(self.limit, total)
             counts.append(total)
         return counts

@@ -249,7 +249,9 @@ class Lifecycle(Saving):
             loader = f"{stage.dataloader_prefix}_dataloader"
             loaders = loaders_of(loader, datamodule, self.module)
             evaluator = self._evaluator(name, limit)
-            if not evaluator.runs_on(loaders):
+            counts = evaluator.num_batches(loaders)
+            self.num_val_batches, self.num_test_batches = (counts, []) if name == "validation" else ([], counts)
+            if not loaders or not evaluator.is_wanted:
                 raise MisconfigurationException(
                     f"There is nothing to evaluate: {type(self.module).__name__} needs a `{name}_step` of its own,"
                     f" and `{loader}` must give batches."

@@ -4,6 +4,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -15,7 +16,7 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
+from torchmetrics import Metric
 
 from lightning_fedstop.aggregation import RunningMean
 from lightning_fedstop.methods.base import Client, FederatedMethod, LocalStep
@@ -25,6 +26,8 @@ from lightning_fedstop.solver import LocalSolver
 from lightning_fedstop.transfer import BatchTransfer
 
 log = logging.getLogger(__name__)
+
+_METRIC_COUNTERS = ("_update_count", "_computed")
 
 CallHook = Callable[..., list[Any]]
 """Calls a hook of all callbacks and of the module, and gives what they return."""
@@ -150,7 +153,8 @@ class LocalTrainer:
         outputs: list[Any] = []
 
         def backward(first: bool) -> None:
-            outputs.append(self._backward(batch, batch_idx, first))
+            with frozen_statistics(self.module, frozen=not first):
+                outputs.append(self._backward(batch, batch_idx, first))
 
         def closure() -> Tensor | None:
             outputs.clear()
@@ -182,8 +186,7 @@ class LocalTrainer:
     def _backward(self, batch: Any, batch_idx: int, first: bool) -> Any:
         """Fill the gradient vector at the module's present parameters; gives what ``training_step`` returned."""
         arguments = (batch, batch_idx) if self._takes_batch_idx else (batch,)
-        quiet = not first
-        with torch.enable_grad(), self.autocast(), frozen_statistics(self.module, quiet), self.collector.muted(quiet):
+        with torch.enable_grad(), self.autocast(), self.collector.muted(not first):
             outputs = self.module.training_step(*arguments)
         self.call_hook("on_before_zero_grad", self.solver.optimizer)
         self.call_hook("optimizer_zero_grad", self.module.current_epoch, batch_idx, self.solver.optimizer)
@@ -234,22 +237,40 @@ def _told(outputs: Any) -> dict[str, Any]:
 def limited(batches: Iterable[Any], limit: int | float | None) -> Iterator[Any]:
     """The first ``limit`` batches (int), that share of them (float), or all (``None``)."""
     if isinstance(limit, float):
-        limit = max(1, int(limit * len(batches))) if limit > 0 else 0  # type: ignore[arg-type]
+        length = length_of(batches)
+        if length is None and 0 < limit < 1:
+            raise ValueError(f"A share of the batches ({limit}) needs batches whose number is known; give an integer.")
+        limit = {0.0: 0, 1.0: None}.get(limit, max(1, int(limit * (length or 0))))
     return islice(batches, limit)
+
+
+def length_of(batches: Iterable[Any]) -> int | None:
+    """The number of batches, ``None`` where it is not known."""
+    try:
+        return len(batches)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        return None
 
 
 @contextmanager
 def frozen_statistics(module: torch.nn.Module, frozen: bool) -> Iterator[None]:
-    """Keep the running statistics of all normalisation layers as they are, while they normalise by the batch."""
+    """Put buffers (running statistics) and metrics back after the block, which holds a whole pass.
+
+    Layers normalise by the batch inside it all the same.
+    """
     if not frozen:
         yield
         return
-    layers = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-    saved = [{name: buffer.clone() for name, buffer in layer.named_buffers(recurse=False)} for layer in layers]
+    owners = [owner for owner in module.modules() if any(owner.buffers(recurse=False))]
+    saved = [{name: (b, b.clone()) for name, b in owner.named_buffers(recurse=False)} for owner in owners]
+    metrics = [metric for metric in module.modules() if isinstance(metric, Metric)]
+    states = [{name: deepcopy(vars(m)[name]) for name in (*m._defaults, *_METRIC_COUNTERS)} for m in metrics]
     try:
         yield
     finally:
-        with torch.no_grad():
-            for layer, buffers in zip(layers, saved, strict=True):
-                for name, buffer in buffers.items():
-                    getattr(layer, name).copy_(buffer)
+        for owner, buffers in zip(owners, saved, strict=True):
+            for name, (buffer, value) in buffers.items():
+                with torch.no_grad():
+                    setattr(owner, name, buffer.copy_(value))
+        for metric, state in zip(metrics, states, strict=True):
+            vars(metric).update(state)

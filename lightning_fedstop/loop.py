@@ -154,8 +154,9 @@ class FederatedLoop(Lifecycle):
         """Algorithm 1 of the paper: rounds until the stop rule, or the budget, ends them."""
         hooks = self.hooks
         hooks("on_fit_start")
-        self.val_loaders = loaders_of("val_dataloader", self.datamodule, self.module)
         self.validator = self._evaluator("validation", self.limit_val_batches)
+        wanted = self.validator.is_wanted and self.check_val_every_n_round is not None
+        self.val_loaders = loaders_of("val_dataloader", self.datamodule, self.module) if wanted else []
         self.num_val_batches = self.validator.num_batches(self.val_loaders)
         with self.collector.attached():
             hooks("on_train_start")
@@ -220,7 +221,7 @@ class FederatedLoop(Lifecycle):
 
     def _is_validation_due(self, round: int) -> bool:
         every = self.check_val_every_n_round
-        return every is not None and round % every == 0 and self.validator.runs_on(self.val_loaders)
+        return bool(self.val_loaders) and every is not None and round % every == 0
 
     def _end_round(self) -> None:
         """The next round's learning rate, the callbacks' decisions, and the record."""
@@ -240,11 +241,13 @@ class FederatedLoop(Lifecycle):
         """Test figures if there is test data, and the summary."""
         if self.fast_dev_run:
             return
-        self.datamodule.setup("test")
-        loaders = loaders_of("test_dataloader", self.datamodule, self.module)
-        tester = self._evaluator("test", self.limit_test_batches)
         test: dict[str, float] = {}
-        if tester.runs_on(loaders):
+        tester = self._evaluator("test", self.limit_test_batches)
+        if tester.is_wanted:
+            self.datamodule.setup("test")
+        loaders = loaders_of("test_dataloader", self.datamodule, self.module) if tester.is_wanted else []
+        if loaders:
+            self.num_test_batches = tester.num_batches(loaders)
             self._enter(TrainerFn.TESTING, RunningStage.TESTING)
             test = self._evaluate(tester, loaders, RunningStage.TESTING)
             self._report_to_loggers(test)

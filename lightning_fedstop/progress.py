@@ -64,6 +64,11 @@ class RoundProgressBar(ProgressBar):
         self._task = self._progress.add_task("", total=trainer.max_rounds, completed=trainer.current_round, status="")
         self._progress.start()
 
+    def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Show what callbacks have logged at the last round's end."""
+        if self._progress is not None:
+            self._progress.update(self._task, status=status_of(trainer))
+
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Move the bar one round on."""
         if self._progress is not None:
@@ -71,6 +76,7 @@ class RoundProgressBar(ProgressBar):
 
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Leave the finished bar standing."""
+        self.on_train_epoch_start(trainer, pl_module)
         self._stop()
 
     def on_exception(self, trainer: Any, pl_module: LightningModule, exception: BaseException) -> None:
@@ -91,6 +97,6 @@ def status_of(trainer: Any) -> str:
     growth = metrics.get("task_vector/growth_rate")
     if growth is not None:
         parts.append(f"growth {float(growth):.2%}")
-    rules = [c for c in trainer.callbacks if hasattr(c, "wait_count") and hasattr(c, "threshold")]
-    parts.extend(f"saturated {rule.wait_count} of {rule.patience}" for rule in rules)
+    rules = [c for c in trainer.callbacks if hasattr(c, "wait_count") and hasattr(c, "criterion")]
+    parts.extend(f"saturated {rule.wait_count} of {rule.criterion.patience}" for rule in rules)
     return "  ".join(parts)

@@ -143,14 +143,15 @@ class ResultCollector:
             entry = _Entry(reduction, prog_bar, logger is not False, forked=bool(on_step and on_epoch))
             self._entries[name] = entry
         if isinstance(value, Metric):
-            entry.metric = metric_attribute or self._attribute_of(value, name)
+            entry.metric = self._attribute_of(value, name)
             return
         entry.update(self._tensor(value, name), self._size(batch_size))
 
     def _tensor(self, value: Any, name: str) -> Tensor:
-        if isinstance(value, Tensor) and value.numel() == 1:
-            return value
-        if isinstance(value, int | float) or hasattr(value, "__float__"):
+        if isinstance(value, Tensor):
+            if value.numel() == 1:
+                return value
+        elif isinstance(value, int | float) or hasattr(value, "__float__"):
             return torch.tensor(float(value), dtype=torch.float64)
         raise ValueError(f"Logged {name!r} must be a number or a tensor of one element, got {type(value).__name__}.")
 

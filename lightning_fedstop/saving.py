@@ -67,7 +67,7 @@ class Saving(TrainerInterface):
                 self.module,
                 self.datamodule,
                 self._stateful_callbacks(),
-                epoch=max(self.global_step - 1, 0),
+                epoch=self.current_epoch,
                 global_step=self.global_step,
                 federated=self._federated_state(),
                 weights_only=bool(weights_only),

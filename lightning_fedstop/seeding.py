@@ -51,8 +51,15 @@ def seeded(seed: int) -> Iterator[None]:
 
     Dropout, stochastic depth and a user's own augmentations draw from the global generators.
     """
+    error: BaseException | None = None
     with isolate_rng():
         random.seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002 - the global generator is the one that user code draws from
         torch.manual_seed(seed)
-        yield
+        try:
+            yield
+        except BaseException as raised:
+            # `isolate_rng` puts the generators back only if its block ends normally.
+            error = raised
+    if error is not None:
+        raise error

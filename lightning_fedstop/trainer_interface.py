@@ -4,6 +4,7 @@
 loop unmodified. One round is one training epoch; one server update is one global step.
 """
 
+import math
 import os
 from types import SimpleNamespace
 from typing import Any
@@ -100,7 +101,7 @@ class TrainerInterface:
         self.should_stop = False
         self.current_epoch = 0
         self.global_step = 0
-        self.num_training_batches: int | float = 0
+        self.num_training_batches: int | float = math.inf
         self.num_val_batches: list[int | float] = []
         self.num_test_batches: list[int | float] = []
         self.ckpt_path: str | None = None

@@ -212,6 +212,16 @@ def test_extend_watches_from_there():
         criterion.update([torch.tensor([3.0])])
 
 
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_the_start_moves_to_its_parameters_unless_it_has_a_device(monkeypatch, device):
+    asked = []
+    monkeypatch.setattr(criterion_module, "beside", lambda start, now: asked.append(now) or start)
+    criterion = TaskVectorCriterion(start_device=device)
+    criterion.start(torch.zeros(1))
+    criterion.update(torch.ones(1))
+    assert len(asked) == (device is None)
+
+
 def test_needs_a_start():
     with pytest.raises(RuntimeError, match="Call `start`"):
         TaskVectorCriterion().update(torch.zeros(1))

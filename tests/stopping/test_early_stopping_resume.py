@@ -92,13 +92,29 @@ def test_resumed_with_the_same_object(tmp_path):
     assert fit(callback, ckpt_path=tmp_path / "epoch=2.ckpt") == uninterrupted()
 
 
-def test_a_learning_rate_finder_restores_the_start_of_the_fit():
+def test_a_learning_rate_finder_restores_the_start_of_the_fit(recwarn):
     callback = TaskVectorEarlyStopping(**RULE)
     for _ in range(2):
         module = Regression()
         module.lr = 0.1
         finder = LearningRateFinder(num_training_steps=3, update_attr=False)
         assert fit(callback, finder, module=module) == uninterrupted()
+    assert not any("holds no state" in str(warning.message) for warning in recwarn)
+
+
+def test_the_first_epoch_of_a_later_fit_is_counted_once(tmp_path):
+    class Save(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if trainer.current_epoch == 2 and batch_idx == 0:
+                trainer.save_checkpoint(tmp_path / "amid.ckpt")
+
+    callback = TaskVectorEarlyStopping(1e-9)
+    ran, module = trainer(callback, Save(), max_epochs=2), Regression()
+    ran.fit(module)
+    ran.fit_loop.max_epochs = 4
+    ran.fit(module)
+    assert callback.criterion.round == 2
+    assert fit(TaskVectorEarlyStopping(1e-9), ckpt_path=tmp_path / "amid.ckpt", max_epochs=4)["round"] == 2
 
 
 def test_interrupted_by_an_exception(tmp_path):

@@ -1,0 +1,73 @@
+"""Two federations to compare methods on: quadratics in float64 and a small ConvNeXtV2 in float32."""
+
+import timm
+import torch
+
+from lightning_fedstop.cohort import ScheduledCohort
+from tests.helpers import QUIET, ToyData, ToyModule, Trace, run_case
+from lightning_fedstop.loop import FederatedLoop
+
+PARTIAL = [[0, 1], [1, 2], [0, 2], [0, 1]]
+ALL = [[0, 1, 2]] * 3
+
+
+def quadratic(method, root, schedule=PARTIAL, **settings):
+    """The oracles' 2-d clients with momentum, weight decay and an active clip; gives a dict a round."""
+    given = {
+        "A": [[[2.0, 0.5], [0.5, 1.0]], [[1.0, 0.0], [0.0, 3.0]], [[1.5, -0.5], [-0.5, 2.0]]],
+        "b": [[1.0, 0.0], [-1.0, 2.0], [0.5, -1.5]],
+        "theta0": [0.3, -0.2],
+        "K": [1, 2, 3],
+        "lr": 0.05,
+        "lr_decay": 0.998,
+        "momentum": 0.9,
+        "wd": 1e-3,
+        "clip": 0.5,
+        "rounds_selected": schedule,
+    }
+    return run_case({"input": given | settings}, method, root)
+
+
+class Images(ToyData):
+    """Three clients of a few random images in two classes."""
+
+    def __init__(self, sizes=(5, 7, 2), batch_size=4):
+        super().__init__(sizes, batch_size, evaluated=False)
+        self.x = torch.randn(len(self.x), 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+class SmallConvNeXt(ToyModule):
+    def __init__(self, dtype=torch.float64):
+        torch.manual_seed(0)
+        net = timm.create_model("convnextv2_atto", num_classes=2, depths=(1, 1, 1, 1), dims=(4, 4, 8, 8))
+        super().__init__(net=net.to(dtype))
+        self.dtype_in = dtype
+
+    def loss(self, batch):
+        return super().loss((batch[0].to(self.dtype_in), batch[1]))
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.998)]
+
+
+def convnext(method, root, schedule=PARTIAL, clip=0.5, data=None, module=None, **arguments):
+    """A small ConvNeXtV2 with momentum, weight decay and an active clip; gives a dict a round."""
+    trace = Trace()
+    loop = FederatedLoop(
+        method,
+        max_rounds=len(schedule),
+        local_epochs=2,
+        cohort=ScheduledCohort(schedule),
+        clients_per_round=1,
+        gradient_clip_val=clip,
+        seed=0,
+        callbacks=[trace],
+        enable_checkpointing=False,
+        default_root_dir=root,
+        **QUIET | arguments,
+    )
+    loop.fit(SmallConvNeXt() if module is None else module, Images() if data is None else data)
+    return trace.rounds
+
+

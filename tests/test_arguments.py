@@ -1,0 +1,101 @@
+import pytest
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import nn
+
+from lightning_fedstop.arguments import check_module, reorder_callbacks
+from lightning_fedstop.stopping import TaskVectorEarlyStopping
+from tests.helpers import ToyModule, make_loop
+
+NAN = float("nan")
+REFUSED = {
+    "max_rounds": ([0, -1, 2.0, "5", True, None], "an integer of at least 1, got"),
+    "local_epochs": ([0, 1.5], "an integer of at least 1, got"),
+    "num_nodes": ([0], "an integer of at least 1, got"),
+    "check_val_every_n_round": ([0, 0.5, True], "an integer of at least 1 or None, got"),
+    "fast_dev_run": ([-1, 1.5], "an integer of at least 0, got"),
+    "gradient_clip_val": ([0, -1.0, NAN, float("inf"), "1", True], "a finite number above 0 or None, got"),
+    "limit_train_batches": ([-1, 1.1, NAN, True, "all"], "a number of batches .* a share .* or None"),
+    "limit_val_batches": ([-0.1], "a number of batches"),
+    "limit_test_batches": ([2.0], "a number of batches"),
+    "clients_per_round": ([0, 1.5, True], "an integer of at least 1 .* or a float in"),
+    "weighting": (["size", None], "must be one of uniform, samples, got"),
+    "on_nonfinite": (["ignore"], "must be one of stop, drop, keep, got"),
+    "seed": ([-1, 1.0], "an integer of at least 0, got"),
+}
+CASES = [(name, value, message) for name, (values, message) in REFUSED.items() for value in values]
+
+
+@pytest.mark.parametrize(("name", "value", "message"), CASES)
+def test_values_out_of_range_are_refused_with_what_is_allowed(tmp_path, name, value, message):
+    with pytest.raises(ValueError, match=f"`{name}` must be .*{message}|`{name}` {message}"):
+        make_loop(tmp_path, **{name: value})
+
+
+@pytest.mark.parametrize("arguments", [{"min_rounds": -1}, {"min_rounds": 1.0}, {"max_rounds": 3, "min_rounds": 4}])
+def test_min_rounds(tmp_path, arguments):
+    with pytest.raises(ValueError, match="`min_rounds` must be"):
+        make_loop(tmp_path, **arguments)
+    make_loop(tmp_path, max_rounds=3, min_rounds=3)
+
+
+@pytest.mark.parametrize("name", ["method", "cohort", "callbacks", "logger"])
+def test_objects_of_another_class_are_refused(tmp_path, name):
+    value = [nn.ReLU()] if name in ("callbacks", "logger") else nn.ReLU()
+    with pytest.raises(TypeError, match=rf"`{name}` must be .*, got ReLU\(\)"):
+        make_loop(tmp_path, **{name: value})
+
+
+@pytest.mark.parametrize("name", ["limit_train_batches", "limit_val_batches", "limit_test_batches"])
+@pytest.mark.parametrize("value", [None, 0, 5, 0.0, 0.5, 1.0])
+def test_limits_that_are_allowed(tmp_path, name, value):
+    assert getattr(make_loop(tmp_path, **{name: value}), name) == value
+
+
+def test_callbacks_whose_states_would_mix_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"whose states would mix: .*val_loss"):
+        make_loop(tmp_path, EarlyStopping("val_loss"), EarlyStopping("val_loss"))
+    make_loop(tmp_path, EarlyStopping("val_loss"), EarlyStopping("train_loss"), LambdaCallback(), LambdaCallback())
+    make_loop(tmp_path, TaskVectorEarlyStopping(0.1, 2), TaskVectorEarlyStopping(0.01, 5))
+
+
+def test_a_single_callback_needs_no_list(tmp_path):
+    callback = LambdaCallback()
+    assert callback in make_loop(tmp_path, callbacks=callback).callbacks
+
+
+def test_a_model_checkpoint_without_checkpointing_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="`enable_checkpointing` must not be False"):
+        make_loop(tmp_path, ModelCheckpoint(), enable_checkpointing=False)
+
+
+class Ordinary(LightningDataModule):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("datamodule", "message"),
+    [
+        (Ordinary(), r"Ordinary has no clients: wrap it with `FederatedDataModule.from_datamodule\(Ordinary"),
+        (None, "`datamodule` must be a `FederatedDataModule`, which knows its clients, got NoneType"),
+        ([1], "got list"),
+    ],
+)
+def test_data_without_clients_is_refused(tmp_path, datamodule, message):
+    with pytest.raises(MisconfigurationException, match=message):
+        make_loop(tmp_path).fit(ToyModule(), datamodule)
+    assert not list(tmp_path.iterdir())
+
+
+def test_modules_of_another_kind_are_refused(tmp_path):
+    with pytest.raises(TypeError, match=r"must be a `lightning\.pytorch\.LightningModule`, got Linear\.$"):
+        check_module(nn.Linear(1, 1))
+    twin = type("Twin", (nn.Module,), {"__module__": "pytorch_lightning.core"})
+    with pytest.raises(TypeError, match="`pytorch_lightning` is another package"):
+        check_module(type("Mine", (twin,), {})())
+
+
+def test_checkpoints_come_last():
+    saver, other = ModelCheckpoint(), LambdaCallback()
+    assert reorder_callbacks([saver, other]) == [other, saver]

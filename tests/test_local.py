@@ -1,0 +1,417 @@
+"""The local steps, on modules that were not written for the loop."""
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torchmetrics.classification import MulticlassAccuracy
+
+from lightning_fedstop.cohort import ScheduledCohort
+from lightning_fedstop.local import length_of, limited
+from lightning_fedstop.methods import FedSAM
+from tests.helpers import ToyData, ToyModule, fit, flat
+
+
+def one_client(tmp_path, module, *callbacks, sizes=(6,), **arguments):
+    """One round of one client: two batches, of 4 and 2 samples."""
+    loop, _ = fit(
+        tmp_path,
+        *callbacks,
+        module=module,
+        data=ToyData(sizes),
+        **{"max_rounds": 1, "clients_per_round": 1} | arguments,
+    )
+    return loop
+
+
+def by_hand(module, batches, clip=None):
+    """Plain steps of the module's own optimizer on the given batches; gives the parameters as a vector."""
+    optimizer = module.configure_optimizers()
+    for batch in batches:
+        optimizer.zero_grad()
+        module.loss(batch).backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(module.parameters(), clip)
+        optimizer.step()
+    return flat(module)
+
+
+class Seen(ToyModule):
+    """Notes the batches it is given."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        self.batches = []
+
+    def training_step(self, batch, batch_idx):
+        self.batches.append(batch)
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+@pytest.mark.parametrize("local_epochs", [1, 3])
+def test_steps_are_those_of_a_plain_torch_loop(tmp_path, clip, local_epochs):
+    module = Seen()
+    one_client(tmp_path, module, local_epochs=local_epochs, gradient_clip_val=clip)
+    assert [len(batch[0]) for batch in module.batches] == [4, 2] * local_epochs
+    torch.testing.assert_close(flat(module), by_hand(ToyModule(), module.batches, clip), rtol=0, atol=1e-7)
+
+
+def test_each_epoch_has_every_sample_once_in_another_order(tmp_path):
+    module = Seen()
+    one_client(tmp_path, module, local_epochs=2, sizes=(9,))
+    epochs = [torch.cat([x for x, _ in module.batches[i : i + 3]]) for i in (0, 3)]
+    assert not torch.equal(*epochs)
+    assert torch.equal(*(epoch.sort(0).values for epoch in epochs))
+
+
+class ReturnsDict(ToyModule):
+    def training_step(self, batch, batch_idx):
+        return {"loss": self.loss(batch), "extra": 1}
+
+
+class TakesBatchAlone(ToyModule):
+    def training_step(self, batch):
+        return self.loss(batch)
+
+
+class TakesAnything(ToyModule):
+    def training_step(self, *args, **kwargs):
+        return self.loss(args[0])
+
+
+class OwnStep(ToyModule):
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
+        optimizer.step(closure=optimizer_closure)
+
+
+class OwnBackward(ToyModule):
+    def backward(self, loss):
+        self.called = True
+        (2 * loss).backward()
+        for parameter in self.parameters():
+            parameter.grad /= 2
+
+
+class OwnClip(ToyModule):
+    def configure_gradient_clipping(self, optimizer, gradient_clip_val, gradient_clip_algorithm=None):
+        self.clip_gradients(optimizer, gradient_clip_val=gradient_clip_val, gradient_clip_algorithm="norm")
+
+
+class ReplacesGradients(ToyModule):
+    def on_after_backward(self):
+        for parameter in self.parameters():
+            parameter.grad = parameter.grad.clone()
+
+
+class SetsToNone(ToyModule):
+    def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
+        optimizer.zero_grad(set_to_none=True)
+
+
+class Lazy(ToyModule):
+    def __init__(self):
+        super().__init__(net=nn.Identity())
+
+    def configure_model(self):
+        self.net = ToyModule().net
+
+
+SAME = [ReturnsDict, TakesBatchAlone, TakesAnything, OwnStep, OwnBackward, OwnClip, ReplacesGradients, SetsToNone, Lazy]
+
+
+@pytest.mark.parametrize("kind", SAME)
+def test_modules_of_other_forms_train_to_the_same_bits(tmp_path, kind):
+    modules = [kind(), ToyModule()]
+    for module in modules:
+        one_client(tmp_path, module, gradient_clip_val=0.1)
+    torch.testing.assert_close(flat(modules[0]), flat(modules[1]), rtol=0, atol=1e-8)
+
+
+def test_own_clip_by_value(tmp_path):
+    class ByValue(Seen):
+        def configure_gradient_clipping(self, optimizer, gradient_clip_val, gradient_clip_algorithm=None):
+            self.clip_gradients(optimizer, gradient_clip_val, "value")
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=1.0)
+
+    module = ByValue()
+    one_client(tmp_path, module, gradient_clip_val=1e-3, sizes=(4,))
+    assert (flat(module) - flat(ToyModule())).abs().max() == pytest.approx(1e-3, rel=1e-3)
+
+
+class SkipsShort(Seen):
+    """Skips the short batch."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss if len(batch[0]) == 4 else None
+
+
+class SkipsShortOwnStep(SkipsShort, OwnStep):
+    pass
+
+
+class SkipsShortInDict(SkipsShort):
+    def training_step(self, batch, batch_idx):
+        return {"loss": super().training_step(batch, batch_idx)}
+
+
+@pytest.mark.parametrize("kind", [SkipsShort, SkipsShortOwnStep, SkipsShortInDict])
+def test_a_skipped_batch_moves_nothing_not_even_by_momentum(tmp_path, kind):
+    module = kind()
+    one_client(tmp_path, module, local_epochs=2)
+    full = [batch for batch in module.batches if len(batch[0]) == 4]
+    assert len(full) == 2
+    torch.testing.assert_close(flat(module), by_hand(ToyModule(), full), rtol=0, atol=1e-8)
+
+
+def test_a_module_that_skips_everything_changes_nothing(tmp_path):
+    class Skips(ToyModule):
+        def training_step(self, batch, batch_idx):
+            return None
+
+    module = Skips()
+    loop = one_client(tmp_path, module)
+    assert torch.equal(flat(module), flat(ToyModule()))
+    assert loop.current_epoch == 1
+
+
+def test_minus_one_ends_the_local_epoch(tmp_path):
+    class Stops(Seen):
+        def on_train_batch_start(self, batch, batch_idx):
+            return -1 if batch_idx == 1 else torch.ones(2)
+
+    module = Stops()
+    one_client(tmp_path, module, local_epochs=2)
+    assert [len(batch[0]) for batch in module.batches] == [4, 4]
+
+
+def test_a_loss_that_is_none_of_the_allowed_is_refused(tmp_path):
+    class Wrong(ToyModule):
+        def training_step(self, batch, batch_idx):
+            return 1.5
+
+    with pytest.raises(TypeError, match="must return a loss tensor, a dict with 'loss', or None, got float"):
+        one_client(tmp_path, Wrong())
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda p: torch.optim.Adam(p, lr=0.01),
+        lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+        lambda p: torch.optim.Adagrad(p, lr=0.01),
+        lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=3),
+        lambda p: torch.optim.Rprop(p, lr=0.01),
+    ],
+)
+def test_any_optimizer_steps_as_in_a_plain_loop(tmp_path, optimizer):
+    class Other(Seen):
+        def configure_optimizers(self):
+            return optimizer(self.parameters())
+
+        def training_step(self, batch, batch_idx):
+            self.batches = [b for b in self.batches if b is not batch]  # LBFGS asks several times
+            return super().training_step(batch, batch_idx)
+
+    module, reference = Other(), Other()
+    one_client(tmp_path, module, local_epochs=2)
+    solver = reference.configure_optimizers()
+    for batch in module.batches:
+
+        def closure(batch=batch):
+            solver.zero_grad()
+            loss = reference.loss(batch)
+            loss.backward()
+            return loss
+
+        solver.step(closure)
+    torch.testing.assert_close(flat(module), flat(reference), rtol=0, atol=1e-7)
+
+
+def test_clients_start_from_the_global_model_with_fresh_optimizer_state(tmp_path):
+    """The second client's model is what it would be alone: nothing of the first one is left."""
+    alone, models = {}, {}
+
+    class Notes(ToyModule):
+        def on_client_end(self, client):
+            self.into[client] = flat(self)
+
+    for clients, into in (([0], alone), ([1], alone), ([0, 1], models)):
+        module = Notes(net=nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Linear(8, 2)))
+        torch.manual_seed(0)
+        for layer in (module.net[0], module.net[3]):
+            layer.reset_parameters()
+        module.into = into
+        fit(tmp_path, module=module, data=ToyData([8, 7]), max_rounds=1, cohort=ScheduledCohort([clients]))
+    assert torch.equal(models[0], alone[0])
+    assert torch.equal(models[1], alone[1])
+    assert not torch.equal(models[0], models[1])
+
+
+class Rich(LightningModule):
+    """Frozen, tied and unused parameters, BatchNorm, a child module, a batch that is a dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4, bias=False)
+        self.second = nn.Linear(4, 4, bias=False)
+        self.second.weight = self.first.weight
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+        self.unused = nn.Linear(2, 2)
+        self.norm = nn.BatchNorm1d(4)
+        self.child = ToyModule()
+        self.accuracy = MulticlassAccuracy(2)
+
+    def training_step(self, batch, batch_idx):
+        logits = self.child.net(self.norm(self.second(self.frozen(self.first(batch["x"])))))
+        self.accuracy(logits, batch["y"])
+        self.log("acc", self.accuracy)
+        self.child.log("child_loss", 1.0)
+        return cross_entropy(logits, batch["y"])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
+
+
+class DictData(ToyData):
+    def client_dataloader(self, client, generator):
+        return [{"x": x, "y": y} for x, y in super().client_dataloader(client, generator)]
+
+
+def test_frozen_tied_unused_parameters_and_buffers(tmp_path):
+    module = Rich()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    requires = {name: p.requires_grad for name, p in module.named_parameters()}
+    loop, _ = fit(tmp_path, module=module, data=DictData([6, 4], evaluated=False), max_rounds=1)
+    after = module.state_dict()
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved >= {"first.weight", "second.weight", "norm.weight", "norm.running_mean", "child.net.weight"}
+    assert not any(name.startswith(("frozen", "unused")) for name in moved)
+    assert {name: p.requires_grad for name, p in module.named_parameters()} == requires
+    assert module.second.weight is module.first.weight
+    assert after["norm.num_batches_tracked"].dtype == torch.int64
+    assert after["norm.num_batches_tracked"] == 2  # the larger client's two batches
+    assert 0 <= loop.callback_metrics["acc"] <= 1
+    assert loop.callback_metrics["child_loss"] == 1
+    assert vars(module).keys().isdisjoint({"log"})
+    assert vars(module.child).keys().isdisjoint({"log"})
+
+
+def test_batchnorm_statistics_are_averaged_over_the_cohort(tmp_path):
+    models = {}
+
+    class Norm(ToyModule):
+        def __init__(self):
+            super().__init__(net=nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)))
+
+        def on_client_end(self, client):
+            models[client] = self.net[0].running_var.clone()
+
+    module = Norm()
+    fit(tmp_path, module=module, data=ToyData([4, 8]), max_rounds=1, weighting="samples")
+    expected = (4 * models[0].double() + 8 * models[1].double()) / 12
+    torch.testing.assert_close(module.net[0].running_var.double(), expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("bf16-mixed", torch.float32), ("bf16-true", torch.bfloat16), ("64-true", torch.float64)]
+)
+def test_precisions(tmp_path, precision, dtype):
+    seen = set()
+
+    class Typed(ToyModule):
+        def training_step(self, batch, batch_idx):
+            seen.add((batch[0].dtype, self.net(batch[0]).dtype))
+            return super().training_step(batch, batch_idx)
+
+    loop = one_client(tmp_path, module := Typed(), precision=precision, max_rounds=2)
+    assert {p.dtype for p in module.parameters()} == {dtype}
+    assert loop.server.theta.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    inside = torch.bfloat16 if "bf16" in precision else torch.float64
+    assert seen == {(torch.float32 if "mixed" in precision else inside, inside)}
+    assert not torch.equal(flat(module).float(), flat(ToyModule()))
+
+
+def test_recurrent_modules(tmp_path):
+    class Recurrent(ToyModule):
+        def __init__(self):
+            super().__init__(net=nn.LSTM(1, 2, batch_first=True))
+
+        def loss(self, batch):
+            return cross_entropy(self.net(batch[0].unsqueeze(-1))[0][:, -1], batch[1])
+
+    module = Recurrent()
+    before = flat(module)
+    one_client(tmp_path, module, sizes=(8,))
+    assert not torch.equal(flat(module), before)
+
+
+@pytest.mark.parametrize("sizes", [(1,), (5,)])
+def test_a_batch_of_one_sample(tmp_path, sizes):
+    module = Seen()
+    one_client(tmp_path, module, sizes=sizes)
+    assert len(module.batches[-1][0]) == 1
+    assert torch.isfinite(flat(module)).all()
+
+
+@pytest.mark.parametrize(
+    ("limit", "batches"), [(None, 5), (2, 2), (9, 5), (0.5, 2), (0.01, 1), (1.0, 5), (0, 0), (0.0, 0)]
+)
+def test_limit_train_batches(tmp_path, limit, batches):
+    module = Seen()
+    one_client(tmp_path, module, sizes=(20,), limit_train_batches=limit, local_epochs=2)
+    assert len(module.batches) == 2 * batches
+
+
+def test_limited_needs_a_length_for_a_share_alone():
+    assert list(limited(iter(range(5)), 3)) == [0, 1, 2]
+    assert list(limited(iter(range(5)), 1.0)) == [0, 1, 2, 3, 4]
+    assert list(limited(iter(range(5)), 0.0)) == []
+    assert length_of(iter([])) is None
+    with pytest.raises(ValueError, match="A share of the batches"):
+        limited(iter(range(5)), 0.5)
+
+
+def test_a_second_pass_over_a_batch_leaves_statistics_metrics_and_logs_alone(tmp_path):
+    """FedSAM passes twice over each batch; with radius near 0 nothing else tells it from FedAvg."""
+    results = []
+    for method in (None, FedSAM(rho=1e-30)):
+        torch.manual_seed(0)
+        module = Rich()
+        loop, _ = fit(tmp_path, module=module, data=DictData([6, 4], evaluated=False), max_rounds=1, method=method)
+        results.append((loop.callback_metrics["acc"], module.norm.running_mean, module.norm.num_batches_tracked))
+    for plain, twice in zip(*results, strict=True):
+        torch.testing.assert_close(twice, plain)
+
+
+def test_batches_reach_the_step_through_the_transfer_hooks(tmp_path):
+    class Shifts(Seen):
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            return [batch[0] * 0, batch[1]]
+
+    module = Shifts()
+    one_client(tmp_path, module)
+    assert not any(x.any() for x, _ in module.batches)
+
+
+def test_a_compiled_module(tmp_path):
+    module = ToyModule()
+    compiled = torch.compile(module, backend="eager")
+    with pytest.raises(TypeError, match=r"must be a `lightning\.pytorch\.LightningModule`, got OptimizedModule"):
+        one_client(tmp_path, compiled)
+    module.net = torch.compile(module.net, backend="eager")
+    one_client(tmp_path, module)
+    torch.testing.assert_close(flat(module), flat(one_client(tmp_path, ToyModule()).lightning_module))
+
+
+def test_fabric_is_only_told_of_precision_and_device(tmp_path):
+    """The local model is never wrapped: its class, and the callbacks Fabric knows of, stay as they are."""
+    loop = one_client(tmp_path, ToyModule())
+    assert type(loop.lightning_module) is ToyModule
+    assert isinstance(loop.fabric, Fabric)
+    assert loop.fabric._models_setup == 0

@@ -1,0 +1,147 @@
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_fedstop.parameters import FlatParameters
+
+
+def net():
+    return nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))
+
+
+def test_vector_and_module_share_memory():
+    module = net()
+    expected = nn.utils.parameters_to_vector(module.parameters()).detach().clone()
+    flat = FlatParameters(module)
+    assert torch.equal(flat.vector, expected)
+    assert len(flat) == len(expected)
+    flat.vector.mul_(2)
+    assert torch.equal(nn.utils.parameters_to_vector(module.parameters()), 2 * expected)
+    with torch.no_grad():
+        module[0].bias.fill_(7)
+    assert (flat.vector == 7).sum() == 2
+
+
+def test_backward_fills_the_gradient_vector_and_adds_to_it():
+    module, x = net(), torch.randn(5, 3)
+    expected = torch.autograd.grad(module(x).sum(), list(module.parameters()))
+    flat = FlatParameters(module)
+    flat.zero_grad()
+    for passes in (1, 2):
+        module(x).sum().backward()
+        torch.testing.assert_close(flat.grad, passes * torch.cat([g.reshape(-1) for g in expected]))
+    flat.zero_grad()
+    assert not flat.grad.any()
+
+
+def test_gradients_that_were_replaced_or_dropped_come_back_into_the_vector():
+    module = net()
+    flat = FlatParameters(module)
+    flat.zero_grad()
+    flat.grad.fill_(5)
+    module[0].weight.grad = torch.full_like(module[0].weight, 3.0)
+    module[2].bias.grad = None
+    flat.gather_grad()
+    assert flat.grad[:6].eq(3).all()
+    assert flat.grad[-1] == 0
+    assert flat.grad[6:-1].eq(5).all()
+    flat.grad.zero_()
+    assert not module[0].weight.grad.any()  # attached again
+
+
+def test_detach_grad_leaves_none_until_zero_grad():
+    flat = FlatParameters(module := net())
+    flat.zero_grad()
+    flat.detach_grad()
+    assert all(parameter.grad is None for parameter in module.parameters())
+    flat.zero_grad()
+    assert all(parameter.grad is not None for parameter in module.parameters())
+
+
+def test_frozen_parameters_and_buffers_stay_outside():
+    module = net()
+    module[0].weight.requires_grad_(False)
+    flat = FlatParameters(module)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    flat.vector.add_(1)
+    changed = {name for name, value in module.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {"0.bias", "1.weight", "1.bias", "2.weight", "2.bias"}
+    assert [name for name, p in module.named_parameters() if not p.requires_grad] == ["0.weight"]
+
+
+def test_tied_parameters_are_counted_once():
+    module = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    module[1].weight = module[0].weight
+    flat = FlatParameters(module)
+    flat.vector.fill_(3)
+    assert len(flat) == 4
+    assert module[1].weight is module[0].weight
+    assert module[1].weight.eq(3).all()
+
+
+def test_holding_puts_back_what_was_there_even_after_an_error():
+    flat = FlatParameters(net())
+    before = flat.vector.clone()
+
+    def look():
+        with flat.holding(torch.zeros_like(before)):
+            assert not flat.vector.any()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        look()
+    assert torch.equal(flat.vector, before)
+
+
+def test_a_released_module_is_an_ordinary_one():
+    module = net()
+    flat = FlatParameters(module)
+    flat.zero_grad()
+    flat.release()
+    storages = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+    assert len(storages) == len(list(module.parameters()))
+    assert all(p.untyped_storage().nbytes() == p.numel() * 4 and p.grad is None for p in module.parameters())
+    for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert all(torch.equal(a, b) for a, b in zip(module.parameters(), twin.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda module: module[0].weight.requires_grad_(False), "0.weight"),
+        (lambda module: module.append(nn.Linear(1, 1, bias=False)), "3.weight"),
+        (lambda module: setattr(module[2], "bias", nn.Parameter(torch.zeros(1))), "2.bias"),
+        (lambda module: module[1].bias.requires_grad_(True), None),
+    ],
+)
+def test_check_unchanged(change, named):
+    flat = FlatParameters(module := net())
+    change(module)
+    if named is None:
+        flat.check_unchanged()
+        return
+    with pytest.raises(ValueError, match=rf"must stay the same during a fit, but {named} changed"):
+        flat.check_unchanged()
+
+
+def mixed():
+    module = net()
+    module[2].double()
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (lambda: nn.ReLU(), "ReLU has no trainable parameter"),
+        (lambda: net().requires_grad_(False), "Sequential has no trainable parameter"),
+        (lambda: nn.Sequential(nn.LazyLinear(2)), r"'0\.weight' of Sequential is lazy"),
+        (mixed, r"share one dtype and one device, got \['torch.float32', 'torch.float64'\]"),
+    ],
+)
+def test_modules_that_make_no_vector_are_refused(module, message):
+    with pytest.raises(ValueError, match=message):
+        FlatParameters(module())
