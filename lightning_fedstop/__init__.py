@@ -1,6 +1,124 @@
-"""Data-free early stopping for federated learning, and ten federated methods, in PyTorch Lightning."""
+"""Data-free early stopping for federated learning, and ten federated methods, in PyTorch Lightning.
+
+The public names are imported when they are first used, so that reading a record or printing a help text loads neither
+torch nor Lightning.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from lightning_fedstop.__about__ import __version__
-from lightning_fedstop.loop import FederatedLoop
 
-__all__ = ["FederatedLoop", "__version__"]
+if TYPE_CHECKING:
+    from lightning_fedstop.client_state import ClientStates
+    from lightning_fedstop.cohort import Cohort, ScheduledCohort, UniformCohort
+    from lightning_fedstop.data import (
+        Digits,
+        DirichletSkew,
+        Federated,
+        FederatedDataModule,
+        Iid,
+        MedMNIST,
+        NpzImages,
+        Partition,
+        PathologicalSkew,
+        QuantitySkew,
+        Skew,
+    )
+    from lightning_fedstop.loop import FederatedLoop
+    from lightning_fedstop.methods import (
+        SCAFFOLD,
+        FedAvg,
+        FedDyn,
+        FederatedMethod,
+        FedGamma,
+        FedLESAM,
+        FedProx,
+        FedSAM,
+        FedSMOO,
+        FedSpeed,
+        FedWMSAM,
+    )
+    from lightning_fedstop.models import ImageClassifier
+    from lightning_fedstop.stopping import StoppingReason, TaskVectorCriterion, TaskVectorEarlyStopping, stopping_round
+
+_HOMES = {
+    "client_state": ("ClientStates",),
+    "cohort": ("Cohort", "ScheduledCohort", "UniformCohort"),
+    "data": (
+        "Digits",
+        "DirichletSkew",
+        "Federated",
+        "FederatedDataModule",
+        "Iid",
+        "MedMNIST",
+        "NpzImages",
+        "Partition",
+        "PathologicalSkew",
+        "QuantitySkew",
+        "Skew",
+    ),
+    "loop": ("FederatedLoop",),
+    "methods": (
+        "SCAFFOLD",
+        "FedAvg",
+        "FedDyn",
+        "FedGamma",
+        "FedLESAM",
+        "FedProx",
+        "FedSAM",
+        "FedSMOO",
+        "FedSpeed",
+        "FedWMSAM",
+        "FederatedMethod",
+    ),
+    "models": ("ImageClassifier",),
+    "stopping": ("StoppingReason", "TaskVectorCriterion", "TaskVectorEarlyStopping", "stopping_round"),
+}
+_MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "SCAFFOLD",
+    "ClientStates",
+    "Cohort",
+    "Digits",
+    "DirichletSkew",
+    "FedAvg",
+    "FedDyn",
+    "FedGamma",
+    "FedLESAM",
+    "FedProx",
+    "FedSAM",
+    "FedSMOO",
+    "FedSpeed",
+    "FedWMSAM",
+    "Federated",
+    "FederatedDataModule",
+    "FederatedLoop",
+    "FederatedMethod",
+    "Iid",
+    "ImageClassifier",
+    "MedMNIST",
+    "NpzImages",
+    "Partition",
+    "PathologicalSkew",
+    "QuantitySkew",
+    "ScheduledCohort",
+    "Skew",
+    "StoppingReason",
+    "TaskVectorCriterion",
+    "TaskVectorEarlyStopping",
+    "UniformCohort",
+    "__version__",
+    "stopping_round",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

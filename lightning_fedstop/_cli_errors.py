@@ -118,10 +118,10 @@ def _nested(message: str) -> str:
             return f"--{where} {match[1]}: it {missing}."
     inner = _innermost(message)
     given = re.findall(r"(?:Given value|Got value): (.*)", inner)
-    kinds = list(dict.fromkeys(re.findall(r"Expected an? (.+?)(?:\. Got value.*)?$", inner, re.MULTILINE)))
+    kinds = dict.fromkeys(re.findall(r"Expected an? (.+?)(?:\. Got value.*)?$", inner, re.MULTILINE))
     if path and given and kinds:
         value = re.sub(r"NestedArg\(key='[^']*', val=(.*)\)", r"\1", given[0]).strip("'")
-        return f"{'.'.join(path)}: must be {' or '.join(map(_kind, kinds))}, got '{value}'."
+        return f"{'.'.join(path)}: must be {' or '.join(sorted(map(_kind, kinds), key='null'.__eq__))}, got '{value}'."
     if path and class_path and (reason := re.search(r"Problem with given class_path '[^']+':\s*(.+)", message)):
         return f"{'.'.join(path)}: '{class_path}': {reason[1].strip()}."
     return _one_line(message)

@@ -115,12 +115,13 @@ class Lifecycle(Saving):
         try:
             self._setup(name)
             yield
+            self._teardown(name)
             self.state.status = TrainerStatus.FINISHED
         except BaseException as exception:
             self._on_exception(exception)
             raise
         finally:
-            self._teardown(name)
+            self._release()
 
     def _with_callbacks_of(self, module: LightningModule) -> list[Callback]:
         """The loop's callbacks and those the module configures, which replace the loop's of the same class."""
@@ -273,10 +274,13 @@ class Lifecycle(Saving):
                 logger.finalize("interrupted" if interrupted else "failed")
 
     def _teardown(self, stage: str) -> None:
-        """Give the module back as an ordinary one that holds the global model."""
+        """Call the hooks, which a ``Trainer`` leaves out after an exception."""
         if self.datamodule is not None:
             self.datamodule.teardown(stage)
         self.hooks("teardown", stage)
+
+    def _release(self) -> None:
+        """Give the module back as an ordinary one that holds the global model."""
         if self.parameters is not None:
             self.server.abandon_round()
             self.parameters.release()

@@ -3,8 +3,6 @@
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -16,18 +14,16 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
-from torchmetrics import Metric
 
 from lightning_fedstop.aggregation import RunningMean
 from lightning_fedstop.methods.base import Client, FederatedMethod, LocalStep
 from lightning_fedstop.parameters import FlatParameters
 from lightning_fedstop.results import ResultCollector
+from lightning_fedstop.running_statistics import frozen_statistics, serving_single_samples
 from lightning_fedstop.solver import LocalSolver
 from lightning_fedstop.transfer import BatchTransfer
 
 log = logging.getLogger(__name__)
-
-_METRIC_COUNTERS = ("_update_count", "_computed")
 
 CallHook = Callable[..., list[Any]]
 """Calls a hook of all callbacks and of the module, and gives what they return."""
@@ -119,6 +115,13 @@ class LocalTrainer:
         if self.method.needs_full_gradient:
             client.vectors["full_gradient"] = self._full_gradient(batches)
         self.method.start(client)
+        with serving_single_samples(self.module):
+            steps = self._take_steps(client, batches)
+        self.collector.start_batch(None)
+        delta = self.parameters.vector.to(client.theta.dtype) - client.theta
+        return LocalUpdate(delta, steps)
+
+    def _take_steps(self, client: Client, batches: Iterable[Any]) -> int:
         steps = 0
         for _ in range(self.local_epochs):
             for batch_idx, batch in enumerate(limited(batches, self.limit_train_batches)):
@@ -131,9 +134,7 @@ class LocalTrainer:
                 outputs = self._step(client, steps, batch, batch_idx)
                 steps += bool(outputs)
                 self.call_hook("on_train_batch_end", outputs, batch, batch_idx)
-        self.collector.start_batch(None)
-        delta = self.parameters.vector.to(client.theta.dtype) - client.theta
-        return LocalUpdate(delta, steps)
+        return steps
 
     def _full_gradient(self, batches: Iterable[Any]) -> Tensor:
         """The mean gradient over the client's samples at the module's present parameters; logs and moves nothing."""
@@ -153,8 +154,7 @@ class LocalTrainer:
         outputs: list[Any] = []
 
         def backward(first: bool) -> None:
-            with frozen_statistics(self.module, frozen=not first):
-                outputs.append(self._backward(batch, batch_idx, first))
+            outputs.append(self._backward(batch, batch_idx, first))
 
         def closure() -> Tensor | None:
             outputs.clear()
@@ -184,9 +184,16 @@ class LocalTrainer:
         return _told(outputs[0]) if outputs else {}
 
     def _backward(self, batch: Any, batch_idx: int, first: bool) -> Any:
-        """Fill the gradient vector at the module's present parameters; gives what ``training_step`` returned."""
+        """Fill the gradient vector at the module's present parameters; gives what ``training_step`` returned.
+
+        Only the first pass of a step counts for running statistics, metrics and what is logged.
+        """
+        with frozen_statistics(self.module, frozen=not first), self.collector.muted(not first):
+            return self._pass(batch, batch_idx)
+
+    def _pass(self, batch: Any, batch_idx: int) -> Any:
         arguments = (batch, batch_idx) if self._takes_batch_idx else (batch,)
-        with torch.enable_grad(), self.autocast(), self.collector.muted(not first):
+        with torch.enable_grad(), self.autocast():
             outputs = self.module.training_step(*arguments)
         self.call_hook("on_before_zero_grad", self.solver.optimizer)
         self.call_hook("optimizer_zero_grad", self.module.current_epoch, batch_idx, self.solver.optimizer)
@@ -250,27 +257,3 @@ def length_of(batches: Iterable[Any]) -> int | None:
         return len(batches)  # type: ignore[arg-type]
     except (TypeError, NotImplementedError):
         return None
-
-
-@contextmanager
-def frozen_statistics(module: torch.nn.Module, frozen: bool) -> Iterator[None]:
-    """Put buffers (running statistics) and metrics back after the block, which holds a whole pass.
-
-    Layers normalise by the batch inside it all the same.
-    """
-    if not frozen:
-        yield
-        return
-    owners = [owner for owner in module.modules() if any(owner.buffers(recurse=False))]
-    saved = [{name: (b, b.clone()) for name, b in owner.named_buffers(recurse=False)} for owner in owners]
-    metrics = [metric for metric in module.modules() if isinstance(metric, Metric)]
-    states = [{name: deepcopy(vars(m)[name]) for name in (*m._defaults, *_METRIC_COUNTERS)} for m in metrics]
-    try:
-        yield
-    finally:
-        for owner, buffers in zip(owners, saved, strict=True):
-            for name, (buffer, value) in buffers.items():
-                with torch.no_grad():
-                    setattr(owner, name, buffer.copy_(value))
-        for metric, state in zip(metrics, states, strict=True):
-            vars(metric).update(state)

@@ -154,6 +154,7 @@ class FederatedLoop(Lifecycle):
         """Algorithm 1 of the paper: rounds until the stop rule, or the budget, ends them."""
         hooks = self.hooks
         hooks("on_fit_start")
+        self._log_hyperparameters()
         self.validator = self._evaluator("validation", self.limit_val_batches)
         wanted = self.validator.is_wanted and self.check_val_every_n_round is not None
         self.val_loaders = loaders_of("val_dataloader", self.datamodule, self.module) if wanted else []

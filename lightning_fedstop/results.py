@@ -199,12 +199,12 @@ class ResultCollector:
         neutral = {"min": torch.inf, "max": -torch.inf}.get(entry.reduce_fx, 0.0)
         value = torch.as_tensor(neutral if entry.value is None else entry.value, dtype=torch.float64, device=device)
         if entry.reduce_fx in ("min", "max"):
-            return reduce(value, entry.reduce_fx).float()
+            return reduce(value, entry.reduce_fx)
         total = reduce(value, "sum")
         if entry.reduce_fx == "sum":
-            return total.float()
+            return total
         weight = reduce(torch.as_tensor(entry.weight, dtype=torch.float64, device=device), "sum")
-        return (total / weight).float()
+        return total / weight
 
     @staticmethod
     def _report(results: Results, name: str, entry: _Entry, value: Tensor) -> None:

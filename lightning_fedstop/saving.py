@@ -49,6 +49,8 @@ class Saving(TrainerInterface):
     ) -> None:
         """Write an ordinary Lightning checkpoint of the global model, whichever client is training.
 
+        Once the fit is over, the methods' vectors of each client are gone, and only the weights are saved.
+
         Args:
             filepath: where; written aside and renamed.
             weights_only: leave out what only continuing a run needs.
@@ -62,6 +64,7 @@ class Saving(TrainerInterface):
             raise ValueError("`storage_options` must be None: checkpoints are written to a local file system.")
         if self.state.fn != TrainerFn.FITTING or not hasattr(self, "server"):
             raise RuntimeError("`save_checkpoint` needs a trained model: call it during `fit` or after it.")
+        weights_only = bool(weights_only) or self.parameters is None
         with self.server.holding_theta():
             checkpoint = checkpoints.dump_checkpoint(
                 self.module,
@@ -70,7 +73,7 @@ class Saving(TrainerInterface):
                 epoch=self.current_epoch,
                 global_step=self.global_step,
                 federated=self._federated_state(),
-                weights_only=bool(weights_only),
+                weights_only=weights_only,
             )
         if not weights_only:
             for callback in self.callbacks:
@@ -185,6 +188,16 @@ class Saving(TrainerInterface):
             self.record.write_round(self._full_row())
         metrics = {name: float(value) for name, value in self.logged_metrics.items()}
         self._report_to_loggers({**metrics, "epoch": self.current_epoch - 1})
+
+    def _log_hyperparameters(self) -> None:
+        """Tell the loggers what the module and the data module were made with, as a ``Trainer`` does."""
+        owners = [owner for owner in (self.module, self.datamodule) if getattr(owner, "_log_hyperparams", False)]
+        hparams = {name: value for owner in owners for name, value in owner.hparams_initial.items()}
+        for logger in self.loggers if self.is_global_zero else []:
+            if hparams:
+                logger.log_hyperparams(hparams)
+            logger.log_graph(self.module)
+            logger.save()
 
     def _report_to_loggers(self, metrics: dict[str, float]) -> None:
         for logger in self.loggers if self.is_global_zero else []:

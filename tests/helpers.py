@@ -80,23 +80,25 @@ class QuadraticData(LightningDataModule):
 
 
 class Trace(Callback):
-    """Notes each round's client models, global model and method state."""
+    """Notes each round's client models, its global model before and after, and the server's and clients' states."""
 
     def __init__(self):
         self.rounds = []
 
     def on_train_epoch_start(self, trainer, module):
-        self.models = {}
+        self.models, self.theta_0 = {}, flat(module)
 
     def on_client_end(self, trainer, module, client):
         self.models[client] = flat(module)
 
     def on_train_epoch_end(self, trainer, module):
         state = {k: v.clone() if torch.is_tensor(v) else v for k, v in trainer.method.state_dict().items()}
-        self.rounds.append({"client_models": self.models, "theta": flat(module), "state": state})
+        states = {key: trainer.server.states.get(*key) for key in trainer.server.states.written()}
+        models = {"client_models": self.models, "theta_0": self.theta_0, "theta": flat(module)}
+        self.rounds.append({**models, "state": state, "states": states})
 
 
-def run_case(case, method, root, extra_callbacks=(), **arguments):
+def run_case(case, method, root, **arguments):
     """Train an oracle case with ``method``; gives one dict a round: ``client_models``, ``theta``, ``state``."""
     given = case["input"]
     optional = {name: given[name] for name in ("lr_decay", "momentum", "wd", "tensors") if name in given}
@@ -112,7 +114,7 @@ def run_case(case, method, root, extra_callbacks=(), **arguments):
         weighting=given.get("weights", "uniform"),
         gradient_clip_val=given.get("clip"),
         **QUIET
-        | {"callbacks": [trace, *extra_callbacks], "enable_checkpointing": False, "default_root_dir": root}
+        | {"callbacks": [trace], "enable_checkpointing": False, "default_root_dir": root}
         | arguments,
     )
     loop.fit(module, QuadraticData(given["A"], given["b"], given["K"], given.get("n")))

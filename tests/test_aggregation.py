@@ -81,3 +81,16 @@ def test_buffer_counters_reduce_by_their_maximum():
     buffers.write(lambda tensor, op: ops.append(op) or (tensor + 1 if op == "max" else tensor))
     assert sorted(set(ops)) == ["max", "sum"]
     assert module.num_batches_tracked == 4
+
+
+def test_a_buffer_that_the_module_replaces_is_followed():
+    module = nn.Module()
+    module.register_buffer("average", torch.zeros(1))
+    buffers = BufferMean(module)
+    for value in (2.0, 4.0):
+        buffers.reset()
+        assert module.average == 0
+        module.average = module.average + value
+        buffers.add(1)
+    buffers.write()
+    assert module.average == 3

@@ -135,13 +135,16 @@ class RunRecord(Logger):
 
         Args:
             log_dir: the earlier run's version folder; it stays as it is.
-            last_row: the row of ``round`` as its checkpoint holds it, in case that run ended before writing it.
-            round: the last round to take over; ``last_row`` replaces that round's row.
+            last_row: the row of ``round`` as its checkpoint holds it, for a run that ended before writing it.
+            round: the last round to take over.
         """
         earlier = Path(log_dir) / ROUNDS_FILE
-        before = round if last_row is None else round - 1
-        rows = [row for row in read_rounds(earlier) if int(row["round"]) <= before] if earlier.exists() else []
-        for row in [*rows, *([last_row] if last_row is not None else [])]:
+        rows: list[Mapping[str, Any]] = list(read_rounds(earlier)) if earlier.exists() else []
+        rows = [row for row in rows if int(row["round"]) <= round]
+        # A row in the file is whole; a checkpoint may have been written before the last callback had logged.
+        if last_row is not None and not any(int(row["round"]) == round for row in rows):
+            rows.append(last_row)
+        for row in rows:
             self.write_round({key: value for key, value in row.items() if value != ""})
 
     @rank_zero_only

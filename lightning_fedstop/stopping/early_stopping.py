@@ -91,6 +91,16 @@ class TaskVectorEarlyStopping(CriterionCallback):
         criterion = TaskVectorCriterion(threshold, patience, min_rounds, check_finite, variant, device)
         super().__init__(criterion, check_every_n_epochs, verbose, log_rank_zero_only, observe_only)
 
+    @property
+    def threshold(self) -> float:
+        """tau."""
+        return self.criterion.threshold
+
+    @property
+    def patience(self) -> int:
+        """rho."""
+        return self.criterion.patience
+
     def _reset(self) -> None:
         super()._reset()
         self._names: list[str] = []  # of the parameters watched

@@ -1,0 +1,71 @@
+"""Running statistics and metrics in local training: which passes count, and what a batch of one sample does."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torchmetrics import Metric
+
+_METRIC_COUNTERS = ("_update_count", "_computed")
+
+
+@contextmanager
+def frozen_statistics(module: nn.Module, frozen: bool) -> Iterator[None]:
+    """Put buffers (running statistics) and metrics back after the block, which holds a whole pass.
+
+    Layers normalise by the batch inside it all the same.
+    """
+    if not frozen:
+        yield
+        return
+    owners = [owner for owner in module.modules() if any(True for _ in owner.buffers(recurse=False))]
+    saved = [{name: (b, b.clone()) for name, b in owner.named_buffers(recurse=False)} for owner in owners]
+    metrics = [metric for metric in module.modules() if isinstance(metric, Metric)]
+    states = [{name: _copied(vars(m)[name]) for name in (*m._defaults, *_METRIC_COUNTERS)} for m in metrics]
+    try:
+        yield
+    finally:
+        for owner, buffers in zip(owners, saved, strict=True):
+            for name, (buffer, value) in buffers.items():
+                with torch.no_grad():
+                    setattr(owner, name, buffer.copy_(value))
+        for metric, state in zip(metrics, states, strict=True):
+            vars(metric).update(state)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return [_copied(item) for item in value] if isinstance(value, list) else deepcopy(value)
+
+
+@contextmanager
+def serving_single_samples(module: nn.Module) -> Iterator[None]:
+    """Let BatchNorm layers normalise by their running statistics where a batch has one value per channel.
+
+    By itself such a batch has no variance, and torch refuses it: a client's last batch may hold a single sample.
+    """
+
+    def before(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        x = inputs[0]
+        if layer.training and x.ndim > 1 and x.numel() == x.size(1) and layer.running_mean is not None:
+            layer.training = False
+            switched.append(layer)
+
+    def after(layer: nn.Module, inputs: Any, output: Any) -> None:
+        if switched and switched[-1] is layer:
+            switched.pop().training = True
+
+    switched: list[nn.Module] = []
+    layers = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
+    handles = [layer.register_forward_pre_hook(before) for layer in layers]
+    handles += [layer.register_forward_hook(after, always_call=True) for layer in layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,43 @@
+"""The code in the documentation runs, and does what the text says."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_fedstop.methods import FedAvg
+from tests.methods.problems import ALL, quadratic
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+
+@pytest.fixture
+def fedcm():
+    (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "add_a_method.md").read_text(), flags=re.DOTALL)
+    names = {}
+    exec(compile(code, "add_a_method.md", "exec"), names)
+    return names["FedCM"]
+
+
+def test_the_documented_method_is_fedavg_without_momentum(fedcm, tmp_path):
+    for mine, theirs in zip(quadratic(fedcm(alpha=1.0), tmp_path), quadratic(FedAvg(), tmp_path), strict=True):
+        assert torch.equal(mine["theta"], theirs["theta"])
+
+
+def test_the_documented_method_follows_its_formula(fedcm, tmp_path):
+    plain = {"momentum": 0.0, "wd": 0.0, "clip": None, "lr_decay": 1.0, "K": 1, "lr": 0.1}
+    rounds = quadratic(fedcm(alpha=0.5), tmp_path, ALL, **plain)
+    A = torch.tensor([[[2.0, 0.5], [0.5, 1.0]], [[1.0, 0.0], [0.0, 3.0]], [[1.5, -0.5], [-0.5, 2.0]]]).double()
+    b = torch.tensor([[1.0, 0.0], [-1.0, 2.0], [0.5, -1.5]]).double()
+    theta, momentum = torch.tensor([0.3, -0.2]).double(), torch.zeros(2).double()
+    for got in rounds:
+        gradient = torch.stack([A[m] @ (theta - b[m]) for m in range(3)]).mean(0)
+        momentum = 0.5 * gradient + 0.5 * momentum
+        theta = theta - 0.1 * momentum
+        assert torch.allclose(got["theta"], theta, atol=1e-12)
+
+
+def test_the_documented_method_refuses_a_bad_share(fedcm):
+    with pytest.raises(ValueError, match="must lie in"):
+        fedcm(alpha=0.0)
