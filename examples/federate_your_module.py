@@ -40,10 +40,10 @@ class YourData(LightningDataModule):
         data = TensorDataset(torch.tensor(pixels / 8 - 1, dtype=torch.float32), torch.tensor(labels))
         self.train, self.test = Subset(data, range(1500)), Subset(data, range(1500, 1797))
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
         return DataLoader(self.train, batch_size=32, shuffle=True)
 
-    def test_dataloader(self) -> DataLoader:
+    def test_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
         return DataLoader(self.test, batch_size=297)
 
 

@@ -17,9 +17,10 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_fedstop.client_state import ClientStates
-from lightning_fedstop.cohort import Cohort, check_clients_per_round
+from lightning_fedstop.cohort import Cohort, check_clients_per_round, cohort_size
 from lightning_fedstop.methods import FederatedMethod
 from lightning_fedstop.seeding import resolve_seed
 from lightning_fedstop.server import OnNonfinite, Weighting
@@ -122,6 +123,29 @@ def check_datamodule(datamodule: object) -> Any:
     raise MisconfigurationException(
         f"`datamodule` must be a `FederatedDataModule`, which knows its clients, got {type(datamodule).__name__}."
     )
+
+
+def check_federation(
+    clients_per_round: int | float, cohort: Cohort, datamodule: Any, module: LightningModule, drops_single: bool
+) -> None:
+    """Refuse a federation that could not be trained, once its data is known and before anything is written.
+
+    Raises:
+        ValueError: for more clients a round than there are, a schedule of clients that do not exist, or batches of one
+            sample for a module with BatchNorm.
+    """
+    sizes = list(datamodule.client_sizes)
+    cohort.check(len(sizes), cohort_size(clients_per_round, len(sizes)))
+    batch_size = getattr(datamodule, "batch_size", None)
+    if drops_single or not batch_size or not any(isinstance(m, _BatchNorm) for m in module.modules()):
+        return
+    single = [client for client, size in enumerate(sizes) if size and (size % batch_size == 1 or batch_size == 1)]
+    if single:
+        raise ValueError(
+            f"{type(module).__name__} has BatchNorm, which needs batches of at least 2 samples, but with `batch_size`"
+            f" {batch_size} {len(single)} clients have a batch of 1 (the first is client {single[0]}, {sizes[single[0]]}"
+            " samples): set `drop_single_sample_batches=True` or another batch size."
+        )
 
 
 def reorder_callbacks(callbacks: list[Callback]) -> list[Callback]:

@@ -16,7 +16,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lightning_fedstop.arguments import check_callbacks, check_module, reorder_callbacks
+from lightning_fedstop.arguments import check_callbacks, check_federation, check_module, reorder_callbacks
 from lightning_fedstop.client_state import ClientStates
 from lightning_fedstop.cohort import Cohort
 from lightning_fedstop.evaluation import Evaluator, loaders_of
@@ -51,6 +51,7 @@ class Lifecycle(Saving):
     local_epochs: int
     weighting: Weighting
     on_nonfinite: OnNonfinite
+    drop_single_sample_batches: bool
     client_states: ClientStates
     limit_train_batches: int | float | None
     limit_val_batches: int | float | None
@@ -85,7 +86,7 @@ class Lifecycle(Saving):
 
     def _user_loggers(self) -> list[Logger]:
         if self.fast_dev_run:
-            return [DummyLogger()]  # type: ignore[no-untyped-call]
+            return [DummyLogger()]
         if isinstance(self._logger, Logger):
             return [self._logger]
         return list(self._logger) if isinstance(self._logger, list | tuple) else []
@@ -96,7 +97,9 @@ class Lifecycle(Saving):
         return None if self.record is None else self.record.log_dir
 
     @contextmanager
-    def _running(self, fn: TrainerFn, stage: RunningStage, name: str, model: object, datamodule: Any) -> Iterator[None]:
+    def _running(
+        self, fn: TrainerFn, stage: RunningStage, name: str, model: object, datamodule: Any, ckpt_path: Any
+    ) -> Iterator[None]:
         """Launch and set up before the block, report an exception inside it, tear down after it."""
         self._began = time.perf_counter()
         module = check_module(model)
@@ -113,6 +116,7 @@ class Lifecycle(Saving):
         self.callback_metrics, self.progress_bar_metrics = {}, {}
         self._start_row({})
         try:
+            self._loaded = self._read(ckpt_path)
             self._setup(name)
             yield
             self._teardown(name)
@@ -155,6 +159,8 @@ class Lifecycle(Saving):
         if data is not None:
             data.trainer = self
             data.setup(stage)
+        if stage == "fit":
+            check_federation(self.clients_per_round, self.cohort, data, module, self.drop_single_sample_batches)
         self._open_record()
         hooks("setup", stage)
         module.configure_model()
@@ -174,7 +180,7 @@ class Lifecycle(Saving):
             self._default_checkpoint.dirpath = os.path.join(self.record.log_dir, "checkpoints")
         self.loggers = [self.record] if self._logger is True or self._logger is None else self._user_loggers()
 
-    def _setup_fit(self, ckpt_path: str | os.PathLike[str] | None) -> None:
+    def _setup_fit(self) -> None:
         """Everything a round needs, with the checkpoint's state if there is one."""
         module, data = self.module, self.datamodule
         self.should_stop = False
@@ -182,7 +188,7 @@ class Lifecycle(Saving):
         self.nonfinite_reason: str | None = None
         self.pending = False
         self.row: dict[str, Any] = {}
-        loaded = self._load(ckpt_path)
+        self._load(self._loaded)
         parameters = FlatParameters(module)
         solver = LocalSolver(module)
         self.optimizers = [solver.optimizer]
@@ -199,6 +205,7 @@ class Lifecycle(Saving):
             self.local_epochs,
             self.gradient_clip_val,
             self.limit_train_batches,
+            self.drop_single_sample_batches,
         )
         self.server = Server(
             trainer,
@@ -215,8 +222,9 @@ class Lifecycle(Saving):
             self.hooks,
         )
         self.parameters = parameters
-        if loaded is not None:
-            self._restore(loaded)
+        if self._loaded is not None:
+            self._restore(self._loaded)
+            self._loaded = None
 
     def _evaluator(self, stage: str, limit: int | float | None) -> Evaluator:
         return Evaluator(self.module, self.fabric, self.transfer, self.collector, self.hooks, stage, limit)
@@ -245,8 +253,8 @@ class Lifecycle(Saving):
         }[fn]
         if model is None:
             model, datamodule = self.lightning_module, datamodule or self.datamodule
-        with self._running(fn, stage, stage.value, model, datamodule):
-            self._load(ckpt_path)
+        with self._running(fn, stage, stage.value, model, datamodule, ckpt_path):
+            self._load(self._loaded)
             loader = f"{stage.dataloader_prefix}_dataloader"
             loaders = loaders_of(loader, datamodule, self.module)
             evaluator = self._evaluator(name, limit)

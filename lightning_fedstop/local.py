@@ -19,7 +19,7 @@ from lightning_fedstop.aggregation import RunningMean
 from lightning_fedstop.methods.base import Client, FederatedMethod, LocalStep
 from lightning_fedstop.parameters import FlatParameters
 from lightning_fedstop.results import ResultCollector
-from lightning_fedstop.running_statistics import frozen_statistics, serving_single_samples
+from lightning_fedstop.running_statistics import frozen_statistics
 from lightning_fedstop.solver import LocalSolver
 from lightning_fedstop.transfer import BatchTransfer
 
@@ -60,6 +60,7 @@ class LocalTrainer:
         local_epochs: E, passes over a client's data.
         gradient_clip_val: C, the largest norm of the corrected gradient, or ``None``.
         limit_train_batches: at most this many batches of a client (int), or this share (float), in each local epoch.
+        drop_single_sample_batches: leave out batches of one sample.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class LocalTrainer:
         local_epochs: int,
         gradient_clip_val: float | None,
         limit_train_batches: int | float | None,
+        drop_single_sample_batches: bool = False,
     ) -> None:
         self.module = module
         self.method = method
@@ -88,6 +90,7 @@ class LocalTrainer:
         self.local_epochs = local_epochs
         self.gradient_clip_val = gradient_clip_val
         self.limit_train_batches = limit_train_batches
+        self.drop_single_sample_batches = drop_single_sample_batches
         self.scaler = getattr(self.precision, "scaler", None)
         self._scaler_state = self.scaler.state_dict() if self.scaler else None
         self._takes_batch_idx = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
@@ -115,8 +118,7 @@ class LocalTrainer:
         if self.method.needs_full_gradient:
             client.vectors["full_gradient"] = self._full_gradient(batches)
         self.method.start(client)
-        with serving_single_samples(self.module):
-            steps = self._take_steps(client, batches)
+        steps = self._take_steps(client, batches)
         self.collector.start_batch(None)
         delta = self.parameters.vector.to(client.theta.dtype) - client.theta
         return LocalUpdate(delta, steps)
@@ -126,9 +128,10 @@ class LocalTrainer:
         for _ in range(self.local_epochs):
             for batch_idx, batch in enumerate(limited(batches, self.limit_train_batches)):
                 batch = self.transfer(batch)
-                if any(
-                    isinstance(r, int) and r == -1 for r in self.call_hook("on_train_batch_start", batch, batch_idx)
-                ):
+                if self.drop_single_sample_batches and extract_batch_size(batch) == 1:
+                    continue
+                answers = self.call_hook("on_train_batch_start", batch, batch_idx)
+                if any(isinstance(answer, int) and answer == -1 for answer in answers):
                     break
                 self.collector.start_batch(batch)
                 outputs = self._step(client, steps, batch, batch_idx)

@@ -38,6 +38,8 @@ class FederatedLoop(Lifecycle):
         on_nonfinite: when a client's update is not finite, ``"stop"`` ends the run with the last finite global model,
             ``"drop"`` leaves the update out, ``"keep"`` lets it in.
         client_states: where a method's vectors of clients are kept, in memory by default.
+        drop_single_sample_batches: leave out training batches of one sample, on which BatchNorm has no statistics;
+            otherwise a federation of such a module that has one is refused.
         accelerator: as in ``Trainer``, with ``strategy``, ``devices``, ``num_nodes`` and ``precision``. The processes
             train different clients; gradients are never synchronised.
         strategy: see ``accelerator``.
@@ -74,6 +76,7 @@ class FederatedLoop(Lifecycle):
         weighting: Weighting = "uniform",
         on_nonfinite: OnNonfinite = "stop",
         client_states: ClientStates | None = None,
+        drop_single_sample_batches: bool = False,
         accelerator: str = "auto",
         strategy: str = "auto",
         devices: int | str | list[int] = "auto",
@@ -111,6 +114,7 @@ class FederatedLoop(Lifecycle):
         self.weighting: Weighting = weighting
         self.on_nonfinite: OnNonfinite = on_nonfinite
         self.client_states = client_states
+        self.drop_single_sample_batches = drop_single_sample_batches
         self.check_val_every_n_round = check_val_every_n_round
         self.limit_train_batches = limit_train_batches
         self.limit_val_batches = limit_val_batches
@@ -145,8 +149,9 @@ class FederatedLoop(Lifecycle):
             ValueError: if the checkpoint belongs to another model or method.
             FileNotFoundError: if there is no such checkpoint.
         """
-        with self._running(TrainerFn.FITTING, RunningStage.TRAINING, "fit", model, check_datamodule(datamodule)):
-            self._setup_fit(ckpt_path)
+        data = check_datamodule(datamodule)
+        with self._running(TrainerFn.FITTING, RunningStage.TRAINING, "fit", model, data, ckpt_path):
+            self._setup_fit()
             self._run_rounds()
             self._finish_fit()
 
@@ -181,7 +186,7 @@ class FederatedLoop(Lifecycle):
         solver = self.server.trainer.solver
         solver.start_round()
         self.hooks("on_train_epoch_start")
-        self.parameters.check_unchanged()
+        self.server.parameters.check_unchanged()
         self.module.train()
         report = self.server.run_round(round)
         logged = self.collector.compute(self.server.reduce, self.server.gather)

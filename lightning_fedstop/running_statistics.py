@@ -1,4 +1,4 @@
-"""Running statistics and metrics in local training: which passes count, and what a batch of one sample does."""
+"""Running statistics and metrics in local training: only the first pass of a step counts."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torchmetrics import Metric
 
 _METRIC_COUNTERS = ("_update_count", "_computed")
@@ -41,31 +40,3 @@ def _copied(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().clone()
     return [_copied(item) for item in value] if isinstance(value, list) else deepcopy(value)
-
-
-@contextmanager
-def serving_single_samples(module: nn.Module) -> Iterator[None]:
-    """Let BatchNorm layers normalise by their running statistics where a batch has one value per channel.
-
-    By itself such a batch has no variance, and torch refuses it: a client's last batch may hold a single sample.
-    """
-
-    def before(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        x = inputs[0]
-        if layer.training and x.ndim > 1 and x.numel() == x.size(1) and layer.running_mean is not None:
-            layer.training = False
-            switched.append(layer)
-
-    def after(layer: nn.Module, inputs: Any, output: Any) -> None:
-        if switched and switched[-1] is layer:
-            switched.pop().training = True
-
-    switched: list[nn.Module] = []
-    layers = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
-    handles = [layer.register_forward_pre_hook(before) for layer in layers]
-    handles += [layer.register_forward_hook(after, always_call=True) for layer in layers]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

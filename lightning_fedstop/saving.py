@@ -107,8 +107,8 @@ class Saving(TrainerInterface):
             "log_dir": self.log_dir,
         }
 
-    def _load(self, ckpt_path: str | os.PathLike[str] | None) -> dict[str, Any] | None:
-        """Read a checkpoint and load its weights and its callbacks' states."""
+    def _read(self, ckpt_path: str | os.PathLike[str] | None) -> dict[str, Any] | None:
+        """Read a checkpoint and refuse one that the run could not continue, before anything is written."""
         self.ckpt_path = None
         if ckpt_path is None:
             return None
@@ -121,14 +121,20 @@ class Saving(TrainerInterface):
                 raise FileNotFoundError("`ckpt_path='best'` needs a ModelCheckpoint that has saved a checkpoint.")
         self.ckpt_path = os.fspath(path)
         loaded = checkpoints.read_checkpoint(path)
-        self.module.on_load_checkpoint(loaded)
-        checkpoints.load_weights(self.module, loaded, path)
         if self.state.fn == TrainerFn.FITTING:
             checkpoints.check_resumable(loaded, self.ckpt_path, type(self.method).__name__, resolve_seed(self.seed))
+        return loaded
+
+    def _load(self, loaded: dict[str, Any] | None) -> None:
+        """Load a checkpoint's weights and its callbacks' states."""
+        if loaded is None:
+            return
+        self.module.on_load_checkpoint(loaded)
+        checkpoints.load_weights(self.module, loaded, self.ckpt_path or "")
+        if self.state.fn == TrainerFn.FITTING:
             for callback in self.callbacks:
                 callback.on_load_checkpoint(self, self.module, loaded)  # type: ignore[arg-type]
             checkpoints.load_callbacks(self._stateful_callbacks(), loaded)
-        return loaded
 
     def _restore(self, loaded: dict[str, Any]) -> None:
         """Take the loop's own state back.

@@ -200,6 +200,7 @@ class Server:
         weight = size if self.weighting == "samples" else 1
         client = Client(index, round, size, self.theta, solver.lr, solver.momentum, weight)
         batches = self.datamodule.client_dataloader(index, torch_generator(self.seed, "batches", round, index))
+        self.set_theta(self.theta)
         self.call_hook("on_client_start", index)
         with seeded(derive_seed(self.seed, "client", round, index)):
             update = self.trainer.train(client, batches)

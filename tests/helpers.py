@@ -181,7 +181,7 @@ class ToyData(LightningDataModule):
         evaluated: whether there is validation and test data.
     """
 
-    def __init__(self, sizes=(6, 4, 5, 8, 3), batch_size=4, evaluated=True):
+    def __init__(self, sizes=(6, 4, 7, 8, 3), batch_size=4, evaluated=True):
         super().__init__()
         self.client_sizes, self.batch_size, self.evaluated = list(sizes), batch_size, evaluated
         self.num_clients = len(self.client_sizes)

@@ -1,5 +1,3 @@
-from unittest.mock import Mock
-
 import pytest
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
@@ -81,9 +79,3 @@ def test_monitoring_callbacks_see_the_end_of_the_epoch_last():
     assert order == ["other", "module"]
     hooks.monitoring("on_train_epoch_end")
     assert order == ["other", "module", "stop", "save"]
-
-
-def test_a_mock_is_called_as_its_class_would_be():
-    callback = Mock(spec=Answers)
-    Hooks(Loop(callback), ToyModule())("on_train_batch_start", 1, 2)
-    callback.on_train_batch_start.assert_called_once()

@@ -3,8 +3,7 @@ import torch
 from torch import nn
 from torchmetrics import CatMetric, MeanMetric
 
-from lightning_fedstop.running_statistics import frozen_statistics, serving_single_samples
-from tests.helpers import ToyData, ToyModule, fit
+from lightning_fedstop.running_statistics import frozen_statistics
 
 
 class Counting(nn.Module):
@@ -40,35 +39,3 @@ def test_a_frozen_pass_counts_nowhere_and_normalises_all_the_same(frozen):
     changed = [name for name, value in state().items() if not torch.equal(value, before[name])]
     assert bool(changed) is not frozen
     assert module.mean._update_count == (1 if frozen else 2)
-
-
-@pytest.mark.parametrize(("layer", "x"), [(nn.BatchNorm1d(3), (1, 3)), (nn.BatchNorm2d(3), (1, 3, 1, 1))])
-def test_a_batch_of_one_value_per_channel_is_normalised_by_running_statistics(layer, x):
-    x = torch.randn(x)
-    with pytest.raises(ValueError, match="more than 1 value per channel"):
-        layer(x)
-    layer.reset_running_stats()
-    expected = layer.eval()(x)
-    layer.train()
-    with serving_single_samples(layer):
-        assert torch.equal(layer(x), expected)
-        assert layer.training
-        assert layer.num_batches_tracked == 0
-        layer(torch.cat([x, -x]))
-        assert layer.num_batches_tracked == 1
-    assert not layer._forward_hooks
-    assert not layer._forward_pre_hooks
-
-
-def test_without_running_statistics_torch_refuses_it_still():
-    layer = nn.BatchNorm1d(3, track_running_stats=False)
-    with serving_single_samples(layer), pytest.raises(ValueError, match="more than 1 value per channel"):
-        layer(torch.zeros(1, 3))
-    assert layer.training
-
-
-def test_a_client_whose_last_batch_is_one_sample_trains_with_batchnorm(tmp_path):
-    module = ToyModule(net=nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)))
-    fit(tmp_path, module=module, data=ToyData([9]), clients_per_round=1, max_rounds=1)
-    assert module.net[0].num_batches_tracked == 2
-    assert module.training

@@ -93,12 +93,12 @@ class TaskVectorEarlyStopping(CriterionCallback):
 
     @property
     def threshold(self) -> float:
-        """tau."""
+        """Tau."""
         return self.criterion.threshold
 
     @property
     def patience(self) -> int:
-        """rho."""
+        """Rho."""
         return self.criterion.patience
 
     def _reset(self) -> None:

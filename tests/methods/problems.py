@@ -4,8 +4,8 @@ import timm
 import torch
 
 from lightning_fedstop.cohort import ScheduledCohort
-from tests.helpers import QUIET, ToyData, ToyModule, Trace, run_case
 from lightning_fedstop.loop import FederatedLoop
+from tests.helpers import QUIET, ToyData, ToyModule, Trace, run_case
 
 PARTIAL = [[0, 1], [1, 2], [0, 2], [0, 1]]
 ALL = [[0, 1, 2]] * 3
@@ -69,5 +69,3 @@ def convnext(method, root, schedule=PARTIAL, clip=0.5, data=None, module=None, *
     )
     loop.fit(SmallConvNeXt() if module is None else module, Images() if data is None else data)
     return trace.rounds
-
-

@@ -1,0 +1,76 @@
+"""Fits with two processes, run as a script: ``python -m tests.federation_script <root> <processes>``.
+
+Writes ``<root>/<processes>-<case>.pt`` (the state and the metrics) from the first process of each case.
+"""
+
+import sys
+
+import torch
+from lightning.pytorch.callbacks import EarlyStopping
+from torch import nn
+from torchmetrics.classification import MulticlassAccuracy
+
+from lightning_fedstop.methods import SCAFFOLD, FedAvg
+from lightning_fedstop.stopping import TaskVectorEarlyStopping
+from tests.helpers import ToyData, ToyModule, make_loop
+
+
+class Logs(ToyModule):
+    """BatchNorm, dropout, a metric object, and numbers of every reduction."""
+
+    def __init__(self):
+        super().__init__(net=nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.2), nn.Linear(6, 2)))
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) / 2)
+        self.accuracy = MulticlassAccuracy(2)
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        for reduce_fx in ("sum", "min", "max"):
+            self.log(reduce_fx, float(len(batch[0])), reduce_fx=reduce_fx)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.accuracy(self.net(batch[0]), batch[1])
+        self.log("val_acc", self.accuracy)
+        super().validation_step(batch, batch_idx)
+
+
+def diverging():
+    module = Logs()
+    module.loss = lambda batch: nn.functional.cross_entropy(module.net(batch[0]) * float("nan"), batch[1])
+    return module
+
+
+CASES = {
+    "fedavg": lambda: (Logs(), FedAvg(), [TaskVectorEarlyStopping(0.2, 2)], {}),
+    "scaffold": lambda: (Logs(), SCAFFOLD(), [EarlyStopping("val_loss", patience=2)], {"weighting": "samples"}),
+    "one client": lambda: (Logs(), FedAvg(), [], {"clients_per_round": 1, "max_rounds": 2}),
+    "diverging": lambda: (diverging(), FedAvg(), [], {}),
+}
+
+
+def main(root, processes):
+    options = {"devices": processes, "strategy": "ddp" if processes > 1 else "auto"}
+    for name, case in CASES.items():
+        module, method, callbacks, arguments = case()
+        given = {"clients_per_round": 4, "max_rounds": 6, "method": method} | arguments | options
+        loop = make_loop(f"{root}/{processes}-{name}", *callbacks, **given)
+        loop.fit(module, ToyData())
+        if loop.is_global_zero:
+            metrics = {k: float(v) for k, v in loop.callback_metrics.items()}
+            reason = loop.summary["stop_reason"]
+            found = {"state": module.state_dict(), "metrics": metrics, "round": loop.current_epoch, "reason": reason}
+            torch.save(found, f"{root}/{processes}-{name}.pt")
+        if name == "scaffold":
+            module = Logs()
+            more = make_loop(f"{root}/{processes}-{name}", **given | {"max_rounds": loop.current_epoch + 2})
+            more.fit(module, ToyData(), ckpt_path="last")
+            if loop.is_global_zero:
+                torch.save({"state": module.state_dict()}, f"{root}/{processes}-resumed.pt")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,64 @@
+"""Two processes on the CPU against one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests import federation_script
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """All cases, with one process here and with two of their own."""
+    root = tmp_path_factory.mktemp("processes")
+    federation_script.main(str(root), 1)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "tests.federation_script", str(root), "2"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return root, done.stdout
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Bits are equal at equal numbers of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def load(root, name):
+    return [torch.load(root / f"{processes}-{name}.pt", weights_only=True) for processes in (1, 2)]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "one client", "diverging", "resumed"])
+def test_processes_do_not_change_the_bits(runs, name):
+    one, two = load(runs[0], name)
+    assert one["state"].keys() == two["state"].keys()
+    for key, value in one["state"].items():
+        assert torch.equal(value, two["state"][key]), key
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "one client", "diverging"])
+def test_processes_do_not_change_metrics_rounds_and_reasons(runs, name):
+    one, two = load(runs[0], name)
+    assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-5, nan_ok=True)
+    assert (two["round"], two["reason"]) == (one["round"], one["reason"])
+
+
+def test_one_process_alone_writes(runs):
+    root, printed = runs
+    for name in ("fedavg", "diverging"):
+        files = sorted(str(path.relative_to(root / f"2-{name}")) for path in (root / f"2-{name}").rglob("*.*"))
+        version = "lightning_logs/version_0"
+        assert [f for f in files if not Path(f).is_dir()] == [
+            f"{version}/{name}" for name in ("checkpoints/last.ckpt", "metrics.csv", "summary.json")
+        ]
+    assert printed == ""
