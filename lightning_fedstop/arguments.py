@@ -142,9 +142,9 @@ def check_federation(
     single = [client for client, size in enumerate(sizes) if size and (size % batch_size == 1 or batch_size == 1)]
     if single:
         raise ValueError(
-            f"{type(module).__name__} has BatchNorm, which needs batches of at least 2 samples, but with `batch_size`"
-            f" {batch_size} {len(single)} clients have a batch of 1 (the first is client {single[0]}, {sizes[single[0]]}"
-            " samples): set `drop_single_sample_batches=True` or another batch size."
+            f"{type(module).__name__} has BatchNorm, which needs batches of at least 2 samples, but {len(single)}"
+            f" clients (the first is client {single[0]} with {sizes[single[0]]} samples) have a batch of 1 at the batch"
+            f" size {batch_size}: set `drop_single_sample_batches=True` or another batch size."
         )
 
 

@@ -368,6 +368,26 @@ def test_limit_train_batches(tmp_path, limit, batches):
     assert len(module.batches) == 2 * batches
 
 
+@pytest.mark.parametrize("sizes", [(9,), (1, 9)])
+def test_batchnorm_and_a_batch_of_one_sample(tmp_path, sizes):
+    """Refused before anything is written, or left out if asked for: then its hooks are not called either."""
+
+    class Norm(Seen):
+        def __init__(self):
+            super().__init__(net=nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)))
+
+        def on_train_batch_start(self, batch, batch_idx):
+            assert len(batch[0]) > 1
+
+    with pytest.raises(ValueError, match=r"Norm has BatchNorm, .* `drop_single_sample_batches=True`"):
+        one_client(tmp_path, Norm(), sizes=sizes)
+    assert not list(tmp_path.iterdir())
+    module = Norm()
+    one_client(tmp_path, module, sizes=sizes, clients_per_round=len(sizes), drop_single_sample_batches=True)
+    assert [len(batch[0]) for batch in module.batches] == [4, 4]
+    assert module.net[0].num_batches_tracked == 2
+
+
 def test_limited_needs_a_length_for_a_share_alone():
     assert list(limited(iter(range(5)), 3)) == [0, 1, 2]
     assert list(limited(iter(range(5)), 1.0)) == [0, 1, 2, 3, 4]

@@ -211,6 +211,52 @@ def test_an_interrupted_run_leaves_the_global_model_and_a_checkpoint_to_continue
         assert same(bits(deep(tmp_path, ckpt_path=path)[1]), reference)
 
 
+def test_an_exception_is_told_to_all_and_leaves_teardown_out(tmp_path):
+    told = []
+
+    class Told(Callback):
+        def on_exception(self, trainer, pl_module, exception):
+            told.append(("callback", type(exception)))
+
+        def teardown(self, trainer, pl_module, stage):
+            told.append("teardown")
+
+    class Data(ToyData):
+        def on_exception(self, exception):
+            told.append(("data", type(exception)))
+
+        def teardown(self, stage):
+            told.append("teardown")
+
+    class Breaks(ToyModule):
+        def validation_step(self, batch, batch_idx):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fit(tmp_path, Told(), module=(module := Breaks()), data=Data())
+    assert told == [("callback", ZeroDivisionError), ("data", ZeroDivisionError)]
+    assert all(p.untyped_storage().nbytes() == p.numel() * 4 for p in module.parameters())
+    told.clear()
+    fit(tmp_path, Told(), data=Data())
+    assert told == ["teardown", "teardown"]
+
+
+@pytest.mark.parametrize("saved", [2, 4])
+def test_two_rules_live_side_by_side_through_a_resume(tmp_path, saved):
+    def rules():
+        return TaskVectorEarlyStopping(0.5, 4), TaskVectorEarlyStopping(0.05, 3)
+
+    first = rules()
+    whole, module = deep(tmp_path, *first, SavesAt("on_train_epoch_end", saved, tmp_path / "x.ckpt"), max_rounds=20)
+    second = rules()
+    loop, resumed = deep(tmp_path, *second, max_rounds=20, ckpt_path=tmp_path / "x.ckpt")
+    assert whole.current_epoch == min(rule.stop_round or 20 for rule in first) < 20
+    assert [(rule.stop_round, rule.wait_count) for rule in second] == [(r.stop_round, r.wait_count) for r in first]
+    assert loop.current_epoch == whole.current_epoch
+    assert same(bits(resumed), bits(module))
+    assert {"task_vector/distance", "task_vector_2/distance"} <= loop.callback_metrics.keys()
+
+
 def test_the_fitted_module_is_an_ordinary_one(tmp_path):
     loop, module = fit(tmp_path)
     for parameter in module.parameters():
