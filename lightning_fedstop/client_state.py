@@ -19,7 +19,7 @@ class ClientStates:
 
     Args:
         storage: ``"memory"`` keeps them on the CPU, ``"disk"`` in one sparse memory-mapped file, which the system
-            pages in and out.
+            pages in and out; it is created with the first vector and removed at the end.
         dtype: ``"float32"``, or ``"bfloat16"`` for half the room and about three digits; ``None`` is the model's own,
             at least float32.
 
@@ -43,6 +43,7 @@ class ClientStates:
         self.storage = storage
         self.dtype = dtype
         self._backend: _Memory | _Disk = _Memory()
+        self._companions: list[ClientStates] = []
 
     def open(self, like: Tensor, folder: str | os.PathLike[str] | None = None) -> None:
         """Begin anew, with nothing written.
@@ -54,12 +55,23 @@ class ClientStates:
         self.close()
         self._like = like.new_empty(0)
         self._dim = like.numel()
+        self._folder = folder
         dtype = like.dtype if self.dtype is None else DTYPES[self.dtype]
         self._backend = _Memory(dtype) if self.storage == "memory" else _Disk(dtype, self._dim, folder)
 
     def close(self) -> None:
         """Forget everything and remove the file."""
         self._backend.close()
+        for companion in self._companions:
+            companion.close()
+        self._companions = []
+
+    def companion(self) -> "ClientStates":
+        """A second store of the same kind that is closed with this one, for vectors that belong to no client."""
+        other = ClientStates(self.storage)
+        other.open(self._like.new_empty(self._dim), self._folder)
+        self._companions.append(other)
+        return other
 
     def get(self, name: str, client: int) -> Tensor:
         """The vector of a client, a copy on the model's device; zeros if it was never written."""
@@ -143,20 +155,27 @@ class _Disk:
     def __init__(self, dtype: torch.dtype, dim: int, folder: str | os.PathLike[str] | None) -> None:
         self.dtype = dtype
         self.dim = dim
-        descriptor, path = tempfile.mkstemp(prefix=".client_states.", dir=folder)
-        os.close(descriptor)
-        self.path = Path(path)
+        self.folder = folder
+        self.path: Path | None = None
         self._slots: dict[Key, int] = {}
         self._free: list[int] = []
+
+    def _file(self) -> Path:
+        if self.path is None:
+            descriptor, path = tempfile.mkstemp(prefix=".client_states.", dir=self.folder)
+            os.close(descriptor)
+            self.path = Path(path)
+        return self.path
 
     def _slot(self, key: Key) -> Tensor:
         # NumPy knows no bfloat16: its bits travel as int16.
         numpy_dtype = np.int16 if self.dtype == torch.bfloat16 else torch.empty(0, dtype=self.dtype).numpy().dtype
         bytes_per_slot = self.dim * self.dtype.itemsize
         slot = self._slots[key]
-        if self.path.stat().st_size < (slot + 1) * bytes_per_slot:
-            os.truncate(self.path, (slot + 1) * bytes_per_slot)
-        mapped = np.memmap(self.path, numpy_dtype, "r+", slot * bytes_per_slot, (self.dim,))
+        path = self._file()
+        if path.stat().st_size < (slot + 1) * bytes_per_slot:
+            os.truncate(path, (slot + 1) * bytes_per_slot)
+        mapped = np.memmap(path, numpy_dtype, "r+", slot * bytes_per_slot, (self.dim,))
         return torch.from_numpy(mapped).view(self.dtype)
 
     def read(self, key: Key) -> Tensor | None:
@@ -175,4 +194,7 @@ class _Disk:
 
     def close(self) -> None:
         self._slots.clear()
-        self.path.unlink(missing_ok=True)
+        self._free.clear()
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+            self.path = None

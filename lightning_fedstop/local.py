@@ -92,6 +92,7 @@ class LocalTrainer:
         self.limit_train_batches = limit_train_batches
         self.drop_single_sample_batches = drop_single_sample_batches
         self.scaler = getattr(self.precision, "scaler", None)
+        self._overflowed = False
         self._scaler_state = self.scaler.state_dict() if self.scaler else None
         self._takes_batch_idx = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
         self._owns_backward = is_overridden("backward", module)
@@ -111,7 +112,9 @@ class LocalTrainer:
         Returns:
             The client's update; ``steps`` is 0 if there was no batch.
         """
-        self.parameters.vector.copy_(client.theta)
+        vector = self.parameters.vector.copy_(client.theta)
+        # A module in bfloat16 starts from a rounded theta: the rounding is no part of the update.
+        start = client.theta if vector.dtype == client.theta.dtype else vector.to(client.theta.dtype)
         self.solver.start_client()
         if self.scaler:
             self.scaler.load_state_dict(self._scaler_state)
@@ -120,7 +123,7 @@ class LocalTrainer:
         self.method.start(client)
         steps = self._take_steps(client, batches)
         self.collector.start_batch(None)
-        delta = self.parameters.vector.to(client.theta.dtype) - client.theta
+        delta = vector.to(client.theta.dtype) - start
         return LocalUpdate(delta, steps)
 
     def _take_steps(self, client: Client, batches: Iterable[Any]) -> int:
@@ -128,14 +131,14 @@ class LocalTrainer:
         for _ in range(self.local_epochs):
             for batch_idx, batch in enumerate(limited(batches, self.limit_train_batches)):
                 batch = self.transfer(batch)
-                if self.drop_single_sample_batches and extract_batch_size(batch) == 1:
+                if self._is_dropped(batch):
                     continue
                 answers = self.call_hook("on_train_batch_start", batch, batch_idx)
                 if any(isinstance(answer, int) and answer == -1 for answer in answers):
                     break
                 self.collector.start_batch(batch)
                 outputs = self._step(client, steps, batch, batch_idx)
-                steps += bool(outputs)
+                steps += bool(outputs) and not self._overflowed
                 self.call_hook("on_train_batch_end", outputs, batch, batch_idx)
         return steps
 
@@ -144,9 +147,14 @@ class LocalTrainer:
         mean = RunningMean(self.parameters.grad)
         for batch_idx, batch in enumerate(limited(batches, self.limit_train_batches)):
             batch = self.transfer(batch)
+            if self._is_dropped(batch):
+                continue
             if self._backward(batch, batch_idx, first=False) is not None:
                 mean.add(self.parameters.grad, extract_batch_size(batch))
-        return mean.compute().to(self.parameters.grad.dtype)
+        return (mean.compute() if mean.weight else mean.total).to(self.parameters.grad.dtype)
+
+    def _is_dropped(self, batch: Any) -> bool:
+        return self.drop_single_sample_batches and extract_batch_size(batch) == 1
 
     def _step(self, client: Client, k: int, batch: Any, batch_idx: int) -> dict[str, Any]:
         """One local step; gives what a ``Trainer`` tells callbacks: ``loss`` and what else ``training_step`` returned.
@@ -167,8 +175,11 @@ class LocalTrainer:
                 # An optimizer that steps all the same, from a module's own `optimizer_step`, finds nothing to do.
                 self.parameters.detach_grad()
                 return None
-            with torch.no_grad():
-                self.method.correct(step)
+            # The scaler skips such a step and lowers its scale: it is none for the method.
+            self._overflowed = self.scaler is not None and not bool(torch.isfinite(step.grad).all())
+            if not self._overflowed:
+                with torch.no_grad():
+                    self.method.correct(step)
             self.call_hook("on_before_optimizer_step", optimizer)
             self._clip()
             with torch.no_grad():

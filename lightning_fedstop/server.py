@@ -219,7 +219,11 @@ class Server:
             buffers.reset()
             self.set_theta(self.theta)
             return
-        self.set_theta(self.method.aggregate(self.theta, mean.compute(self.reduce)))
+        mean_delta = mean.compute(self.reduce)
+        theta = self.method.aggregate(self.theta, mean_delta)
+        # At a learning rate of 0 the model stays, though the mean dual of FedDyn would still move it.
+        moves = self.trainer.solver.moves or bool(mean_delta.any())
+        self.set_theta(theta if moves else self.theta)
         buffers.write(self.reduce)
 
     @contextmanager

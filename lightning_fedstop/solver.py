@@ -92,6 +92,11 @@ class LocalSolver:
         return float(self._first_group["lr"])
 
     @property
+    def moves(self) -> bool:
+        """Whether any learning rate of this round is not 0."""
+        return any(float(group["lr"]) != 0 for group in self._round_groups or self.optimizer.param_groups)
+
+    @property
     def momentum(self) -> float:
         """The heavy-ball momentum of the first parameter group, 0 where the optimizer has none."""
         return float(self._first_group.get("momentum", 0.0))

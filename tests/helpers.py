@@ -113,9 +113,7 @@ def run_case(case, method, root, **arguments):
         cohort=ScheduledCohort(schedule),
         weighting=given.get("weights", "uniform"),
         gradient_clip_val=given.get("clip"),
-        **QUIET
-        | {"callbacks": [trace], "enable_checkpointing": False, "default_root_dir": root}
-        | arguments,
+        **QUIET | {"callbacks": [trace], "enable_checkpointing": False, "default_root_dir": root} | arguments,
     )
     loop.fit(module, QuadraticData(given["A"], given["b"], given["K"], given.get("n")))
     return trace.rounds
@@ -172,6 +170,44 @@ class ToyModule(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=0.9)
 
 
+class Deep(ToyModule):
+    """Everything a resume could lose: momentum-free Adam, a schedule, dropout, BatchNorm."""
+
+    def __init__(self):
+        super().__init__(net=nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Linear(6, 2)))
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) / 2)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.02)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)]
+
+
+class Seen(ToyModule):
+    """Notes the batches it is given."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        self.batches = []
+
+    def training_step(self, batch, batch_idx):
+        self.batches.append(batch)
+        return super().training_step(batch, batch_idx)
+
+
+class Scripted(ToyModule):
+    """Logs ``val_loss`` from a list, one a round."""
+
+    def __init__(self, values, **arguments):
+        super().__init__(**arguments)
+        self.values = values
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.values[self.current_epoch])
+
+
 class ToyData(LightningDataModule):
     """Clients of given sizes over normal numbers; the class is the sign of the first.
 
@@ -221,3 +257,25 @@ def fit(root, *callbacks, module=None, data=None, ckpt_path=None, **arguments):
     module = ToyModule() if module is None else module
     loop.fit(module, ToyData() if data is None else data, ckpt_path=ckpt_path)
     return loop, module
+
+
+def bits(module):
+    """A copy of the module's state."""
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def same(one, other):
+    """Whether two states are equal bit for bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def one_client(tmp_path, module, *callbacks, sizes=(6,), **arguments):
+    """One round of one client: two batches, of 4 and 2 samples."""
+    loop, _ = fit(
+        tmp_path,
+        *callbacks,
+        module=module,
+        data=ToyData(sizes),
+        **{"max_rounds": 1, "clients_per_round": 1} | arguments,
+    )
+    return loop

@@ -28,7 +28,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
-from tests.helpers import ToyData, ToyModule, fit, flat, make_loop
+from tests.helpers import Scripted, ToyData, ToyModule, fit, flat, make_loop
 
 # The data of a client comes from `client_dataloader`; a Trainer's own loaders and its state have no counterpart.
 NOT_COMPARED = {"train_dataloader", "val_dataloader", "test_dataloader", "state_dict", "load_state_dict"}
@@ -103,17 +103,6 @@ def test_hooks_come_in_a_trainers_order(tmp_path):
     expected.remove("module.lr_scheduler_step")
     got.remove("module.lr_scheduler_step")
     assert got == expected
-
-
-class Scripted(ToyModule):
-    """Logs ``val_loss`` from a list, one a round."""
-
-    def __init__(self, values, **arguments):
-        super().__init__(**arguments)
-        self.values = values
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val_loss", self.values[self.current_epoch])
 
 
 FALLING_THEN_FLAT = [1.0, 0.9, 0.8, 0.85, 0.8, 0.7, 0.6, 0.5]
@@ -311,86 +300,3 @@ def test_backbone_finetuning_that_keeps_the_backbone_frozen_runs(tmp_path):
     before = module.backbone.weight.clone()
     fit(tmp_path, BackboneFinetuning(unfreeze_backbone_at_epoch=99), module=module)
     assert torch.equal(module.backbone.weight, before)
-
-
-class OutputReader(Callback):
-    """Reads what a Trainer hands to ``on_train_batch_end``."""
-
-    def __init__(self):
-        self.losses = []
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        self.losses.append((outputs["loss"].item(), outputs["loss"].requires_grad))
-
-    def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        assert outputs is None
-
-
-def test_outputs_come_as_in_a_trainer(tmp_path):
-    reader = OutputReader()
-    fit(tmp_path, reader, max_rounds=1)
-    assert len(reader.losses) == 3  # clients of 6 and 4 or of 4 and 8 samples, batches of 4
-    assert not any(requires_grad for _, requires_grad in reader.losses)
-
-
-def test_callbacks_of_the_module_replace_those_of_their_class(tmp_path):
-    mine = EarlyStopping("val_loss", patience=1)
-
-    class Configured(Scripted):
-        def configure_callbacks(self):
-            return [mine]
-
-    theirs = EarlyStopping("val_loss", patience=99)
-    loop, _ = fit(tmp_path, theirs, module=Configured([0.1, 0.2, 0.3]))
-    assert loop.current_epoch == 2
-    assert theirs not in loop.callbacks
-    assert mine in loop.callbacks
-    fit_again = Scripted([0.1, 0.2, 0.3])
-    loop.fit(fit_again, ToyData())
-    assert theirs in loop.callbacks
-
-
-def test_what_callbacks_log_can_be_monitored_in_the_same_hook(tmp_path):
-    class Logs(Callback):
-        def on_train_epoch_end(self, trainer, pl_module):
-            pl_module.log("score", float(trainer.current_epoch))
-
-        def on_train_start(self, trainer, pl_module):
-            pl_module.log("begun", 1.0)
-
-    stop = EarlyStopping("score", patience=1, check_on_train_epoch_end=True)
-    loop, _ = fit(tmp_path, stop, Logs(), max_rounds=5)
-    assert loop.current_epoch == 2
-    assert loop.callback_metrics["begun"] == 1
-
-
-@pytest.mark.parametrize("hook", ["on_fit_start", "on_train_end"])
-def test_logging_where_a_trainer_refuses_it_is_refused_in_its_words(tmp_path, hook):
-    callback = LambdaCallback(**{hook: lambda loop, module: module.log("x", 1.0)})
-    with pytest.raises(MisconfigurationException, match="result collection is not registered"):
-        fit(tmp_path, callback)
-
-
-def test_client_hooks_frame_each_clients_training(tmp_path):
-    seen = []
-
-    class Clients(Callback):
-        def on_client_start(self, trainer, module, client):
-            seen.append(("start", client, flat(module)))
-
-        def on_train_batch_start(self, trainer, module, batch, batch_idx):
-            seen.append("batch")
-
-        def on_client_end(self, trainer, module, client):
-            seen.append(("end", client, flat(module)))
-
-    module = ToyModule()
-    start = flat(module)
-    fit(tmp_path, Clients(), module=module, data=ToyData([4, 4]), max_rounds=1)
-    assert [item if item == "batch" else item[:2] for item in seen] == [
-        *[("start", 0), "batch", ("end", 0)],
-        *[("start", 1), "batch", ("end", 1)],
-    ]
-    assert torch.equal(seen[0][2], start)
-    models = torch.stack([seen[2][2], seen[5][2]]).double()
-    torch.testing.assert_close(flat(module), models.mean(0).float(), rtol=0, atol=1e-7)

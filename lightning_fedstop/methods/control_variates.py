@@ -15,13 +15,15 @@ ControlUpdate = Literal["delta", "grad_mean", "option_I"]
 def momentum_gain(steps: float, momentum: float) -> float:
     """S(K, mu): how far K heavy-ball steps of a constant gradient move, in units of lr * gradient.
 
-    S(K, mu) = [K - mu (1 - mu^K) / (1 - mu)] / (1 - mu), and S(K, 0) = K.
+    S(K, mu) = [K - mu (1 - mu^K) / (1 - mu)] / (1 - mu), with S(K, 0) = K and S(K, 1) = K (K + 1) / 2.
 
     >>> momentum_gain(5, 0.0), round(momentum_gain(5, 0.9), 4)
     (5.0, 13.1441)
     """
     if momentum == 0:
         return float(steps)
+    if momentum == 1:
+        return steps * (steps + 1) / 2
     return float((steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum))
 
 
@@ -31,7 +33,7 @@ class ControlVariates:
     After a client's steps, with G_m the gain of its K_m steps::
 
         c_m+ = c_m - c - Delta_m / (G_m lr)             control_update="delta" (SCAFFOLD's option II)
-        c_m+ = mean over k of g_m(x_k)                  control_update="grad_mean"
+        c_m+ = mean of the gradients g_m(x_k)           control_update="grad_mean"
         c_m+ = the gradient of F_m at theta_{r-1}       control_update="option_I"
         c   += (1/N) sum over the cohort of (c_m+ - c_m)
 
@@ -65,21 +67,31 @@ class ControlVariates:
                 f"`control_update='delta'` of {self.name} needs SGD with one learning rate and neither dampening nor"
                 " Nesterov momentum as the local solver: use 'grad_mean' with any other."
             )
-        if self.gain == "released_code" and not federation.batch_size:
-            raise ValueError(f"`control_gain='released_code'` of {self.name} needs the data module's `batch_size`.")
+        self.averages = self.rule == "grad_mean"
+        if self.gain == "released_code" and not (federation.batch_size and federation.client_sizes[0]):
+            raise ValueError(
+                f"`control_gain='released_code'` of {self.name} needs the data module's `batch_size` and samples of"
+                " client 0."
+            )
 
     def start(self, client: Client) -> Tensor:
         """C - c_m, which the method adds to the client's gradients."""
         correction = self.c - self.federation.states.get("c", client.index)
         client.vectors["correction"] = correction
-        if self.rule == "grad_mean":
+        if self.averages:
             client.vectors["gradient_sum"] = torch.zeros_like(correction)
+            client.vectors["num_gradients"] = correction.new_zeros(())
         return correction
 
     def observe(self, step: LocalStep) -> None:
-        """Note the raw gradient of a step, if the rule is their mean."""
-        if self.rule == "grad_mean":
+        """Note a raw gradient if their mean is asked for; a solver such as LBFGS takes several in a step."""
+        if self.averages:
             step.client.vectors["gradient_sum"] += step.grad
+            step.client.vectors["num_gradients"] += 1
+
+    def mean_gradient(self, client: Client) -> Tensor:
+        """The mean of the gradients noted, where :attr:`averages` is set."""
+        return client.vectors["gradient_sum"] / client.vectors["num_gradients"]
 
     def gain_of(self, client: Client, steps: int) -> float:
         """G_m."""
@@ -99,7 +111,7 @@ class ControlVariates:
         correction = client.vectors["correction"]
         before = self.c - correction
         if self.rule == "grad_mean":
-            after = client.vectors["gradient_sum"] / steps
+            after = self.mean_gradient(client)
         elif self.rule == "option_I":
             after = client.vectors["full_gradient"]
         else:

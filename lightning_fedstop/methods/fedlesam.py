@@ -42,21 +42,19 @@ class FedLESAM(FederatedMethod):
         self.rho = not_negative("rho", rho, self)
         self.memory: Memory = one_of("memory", memory, ("client", "last_round"), self)
         self.perturbation: LESAMPerturbation = one_of("perturbation", perturbation, ("norm", "released_code"), self)
-        self.old = SharedModels()
-        self.last: Tensor | None = None
 
     def setup(self, federation: Federation) -> None:
         """Forget all old models."""
         super().setup(federation)
-        self.old = SharedModels()
-        self.last = None
+        self.old = SharedModels(federation.states.companion())
+        self.last: Tensor | None = None
 
     def start(self, client: Client) -> None:
         """Prepare the round's perturbation; none if the client takes part for the first time."""
         old = self.old.get(client.index) if self.memory == "client" else self.last
         if not self.rho or old is None:
             return
-        direction = old.to(client.theta) - client.theta
+        direction = old - client.theta
         if self.perturbation == "norm":
             client.vectors["e"] = perturbation(direction, self.rho)
         else:
@@ -69,7 +67,7 @@ class FedLESAM(FederatedMethod):
     def finish(self, client: Client, delta: Tensor, steps: int) -> None:
         """Note the model that the client received."""
         if self.rho and self.memory == "client":
-            self.old.put(client.index, client.round, client.theta)
+            self.old.put(client.index, client.round)
 
     def aggregate(self, theta: Tensor, mean_delta: Tensor) -> Tensor:
         """Average as FedAvg."""

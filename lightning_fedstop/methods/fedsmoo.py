@@ -68,10 +68,17 @@ class FedSMOO(FedDyn):
         gradient = step.backward()
         if not self.rho:
             return
-        vectors = step.client.vectors
-        vectors["e"] = perturbation(gradient - vectors["mu"] - self.s, self.rho)
-        vectors["mu"] += vectors["e"] - self.s
-        step.backward(vectors["e"])
+        ascent = perturbation(gradient - step.client.vectors["mu"] - self.s, self.rho)
+        step.client.vectors["ascent"] = ascent
+        step.backward(ascent)
+
+    def correct(self, step: LocalStep) -> None:
+        """Add the proximal term and the dual; update mu_m, here because a batch that is skipped does not come so far."""
+        super().correct(step)
+        if self.rho:
+            vectors = step.client.vectors
+            vectors["e"] = vectors["ascent"]
+            vectors["mu"] += vectors["e"] - self.s
 
     def finish(self, client: Client, delta: Tensor, steps: int) -> None:
         """Update h_m and mu_m, and add the client's message to the round's mean."""

@@ -16,7 +16,7 @@ Agreement = Literal["one_plus_cosine", "published"]
 
 
 class FedWMSAM(SCAFFOLD):
-    """FedWMSAM (Li et al. 2025), its signs and units made consistent.
+    """FedWMSAM (Li et al. 2025, "Fast and Flat Federated Learning via Weighted Momentum ..."), in consistent units.
 
     With the global momentum m (in gradient direction), corr = c - c_m and m_m = m + alpha/(1-alpha) corr::
 
@@ -28,7 +28,7 @@ class FedWMSAM(SCAFFOLD):
         alpha += lambda (clip(mean of 1 + cos(Delta_m, m), 0.1, 0.9) - alpha)
         m      = -(weighted mean of Delta_m / (G_m lr)),   c as in SCAFFOLD
 
-    Keeps c, m and alpha and, for each client that has taken part, c_m. ``alpha_init=1, alpha_rate=0, rho=0`` is
+    With a local solver that has no gain G_m, m is the weighted mean of the clients' mean v. Keeps c, m and alpha and, for each client that has taken part, c_m. ``alpha_init=1, alpha_rate=0, rho=0`` is
     SCAFFOLD.
 
     Args:
@@ -69,6 +69,7 @@ class FedWMSAM(SCAFFOLD):
     def setup(self, federation: Federation) -> None:
         """Create c, m and alpha."""
         super().setup(federation)
+        self.control.averages |= not federation.plain_sgd
         self.alpha = self.alpha_init
         self.m = torch.zeros_like(federation.theta)
         self._start_round()
@@ -108,19 +109,26 @@ class FedWMSAM(SCAFFOLD):
         """Update c_m; add the client's direction and its agreement with m to the round's means."""
         super().finish(client, delta, steps)
         if client.lr:
-            self.directions.add(delta / (self.control.gain_of(client, steps) * client.lr), client.weight)
+            self.directions.add(self._direction(client, delta, steps), client.weight)
         # `normalized` would bring its epsilon into the cosine.
         norms = torch.linalg.vector_norm(delta, dim=-1) * torch.linalg.vector_norm(self.m, dim=-1)
         cosine = torch.where(norms > 0, (delta * self.m).sum(dim=-1) / norms, 0.0)
         value = 1 + cosine if self.agreement == "one_plus_cosine" else -cosine
         self.agreements.add(torch.where(norms > 0, value, 0.0))
 
+    def _direction(self, client: Client, delta: Tensor, steps: int) -> Tensor:
+        """The mean v of the client's steps."""
+        if self.federation.plain_sgd:
+            return -delta / (self.control.gain_of(client, steps) * client.lr)
+        gradient = self.control.mean_gradient(client) + client.vectors["correction"]
+        return self.alpha * gradient + (1 - self.alpha) * self.m
+
     def aggregate(self, theta: Tensor, mean_delta: Tensor) -> Tensor:
         """Update alpha, m and c, and average as FedAvg."""
         agreement = float(self.agreements.compute(self.federation.reduce))
         self.alpha += self.alpha_rate * (min(max(agreement, 0.1), 0.9) - self.alpha)
         if self.directions.total_weight(self.federation.reduce):
-            self.m = (-self.momentum_decay * self.directions.compute(self.federation.reduce)).to(theta.dtype)
+            self.m = (self.momentum_decay * self.directions.compute(self.federation.reduce)).to(theta.dtype)
         self._start_round()
         return super().aggregate(theta, mean_delta)
 

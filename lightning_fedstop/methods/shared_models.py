@@ -1,47 +1,57 @@
 """The global models that clients received when they last took part, one copy for all clients of a round."""
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
+from lightning_fedstop.client_state import ClientStates
+
 
 class SharedModels:
     """Who received which global model last; a model is dropped with the last client that needs it.
 
-    Far fewer models than clients are alive: about N/M of them, M the clients in a round.
+    Far fewer models than clients are alive: about (N/M) log M of them, M the clients in a round.
+
+    Args:
+        models: keeps the models, by round; on every process all of them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, models: ClientStates) -> None:
+        self.models = models
         self.round_of: dict[int, int] = {}
-        self.models: dict[int, Tensor] = {}
         self._new: list[tuple[int, int]] = []
+
+    @property
+    def rounds(self) -> set[int]:
+        """The rounds whose model some client still needs."""
+        return {round for _, round in self.models.written()}
 
     def get(self, client: int) -> Tensor | None:
         """The model, shape ``(d,)``, that a client received last; ``None`` if it never took part."""
         round = self.round_of.get(client)
-        return None if round is None else self.models[round]
+        return None if round is None else self.models.get("model", round)
 
-    def put(self, client: int, round: int, model: Tensor) -> None:
-        """Note that a client received ``model`` in ``round``; counts from :meth:`share` on."""
+    def put(self, client: int, round: int) -> None:
+        """Note that a client received the global model in ``round``; counts from :meth:`share` on."""
         self._new.append((client, round))
 
     def share(self, gather: Callable[[list[Any]], list[list[Any]]], model: Tensor) -> None:
         """End a round in which the noted clients of all processes received ``model``, and drop what nobody needs."""
-        for client, round in (item for part in gather(self._new) for item in part):
-            self.round_of[client] = round
-            self.models[round] = model
+        new = [item for part in gather(self._new) for item in part]
         self._new = []
-        needed = Counter(self.round_of.values())
-        self.models = {round: kept for round, kept in self.models.items() if needed[round]}
+        self.round_of.update(new)
+        for round in {round for _, round in new}:
+            self.models.set("model", round, model)
+        for round in self.rounds - set(self.round_of.values()):
+            self.models.pop(("model", round))
 
     def state_dict(self) -> dict[str, Any]:
         """The models by round, and the clients' rounds."""
-        return {"models": dict(self.models), "round_of": dict(self.round_of)}
+        return {"models": self.models.state_dict(), "round_of": dict(self.round_of)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the state of :meth:`state_dict` back."""
-        self.models = dict(state_dict["models"])
+        self.models.load_state_dict(state_dict["models"])
         self.round_of = dict(state_dict["round_of"])
         self._new = []
