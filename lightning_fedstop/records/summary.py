@@ -1,5 +1,6 @@
 """The short story of a run: ``summary.json`` and what is printed at the end."""
 
+import functools
 import hashlib
 import platform
 import resource
@@ -15,6 +16,7 @@ from torch import Tensor
 PACKAGES = ("lightning-fedstop", "lightning", "torch", "torchvision", "timm", "medmnist", "torchmetrics", "numpy")
 
 
+@functools.cache
 def versions() -> dict[str, str]:
     """The versions of Python and of the packages a run depends on; those not installed are left out."""
     installed = {distribution.metadata["Name"]: distribution.version for distribution in metadata.distributions()}

@@ -1,11 +1,23 @@
-"""Two federations to compare methods on: quadratics in float64 and a small ConvNeXtV2 in float32."""
+"""Federations to compare methods on: quadratics and a small ConvNeXtV2 in float64, a linear classifier in float32."""
 
 import timm
 import torch
 
 from lightning_fedstop.cohort import ScheduledCohort
 from lightning_fedstop.loop import FederatedLoop
-from tests.helpers import QUIET, ToyData, ToyModule, Trace, run_case
+from lightning_fedstop.methods import (
+    SCAFFOLD,
+    FedAvg,
+    FedDyn,
+    FedGamma,
+    FedLESAM,
+    FedProx,
+    FedSAM,
+    FedSMOO,
+    FedSpeed,
+    FedWMSAM,
+)
+from tests.helpers import QUIET, ToyData, ToyModule, Trace, fit, run_case
 
 PARTIAL = [[0, 1], [1, 2], [0, 2], [0, 1]]
 ALL = [[0, 1, 2]] * 3
@@ -69,3 +81,43 @@ def convnext(method, root, schedule=PARTIAL, clip=0.5, data=None, module=None, *
     )
     loop.fit(SmallConvNeXt() if module is None else module, Images() if data is None else data)
     return trace.rounds
+
+
+TEN = {
+    "FedAvg": FedAvg,
+    "FedProx": lambda: FedProx(0.5),
+    "SCAFFOLD": SCAFFOLD,
+    "FedDyn": lambda: FedDyn(0.5),
+    "FedSAM": lambda: FedSAM(0.1),
+    "FedSpeed": lambda: FedSpeed(0.5, 0.1),
+    "FedSMOO": lambda: FedSMOO(0.5, 0.1),
+    "FedGamma": lambda: FedGamma(0.1),
+    "FedLESAM": lambda: FedLESAM(0.1),
+    "FedWMSAM": lambda: FedWMSAM(0.1, alpha_init=0.5, alpha_rate=0.3),
+}
+"""Each method with hyperparameters that show in a few rounds."""
+
+
+def toy(make, root, *callbacks, schedule=((0, 1), (1, 2), (0, 2), (0, 1)), **arguments):
+    """A few rounds of the linear classifier on 3 clients; gives the loop and a dict a round."""
+    trace = Trace()
+    given = {"max_rounds": len(schedule), "clients_per_round": 1, "cohort": ScheduledCohort([list(cohort) for cohort in schedule])}
+    given |= {"data": ToyData((6, 4, 7), evaluated=False), "enable_checkpointing": False, "seed": 0, "method": make()}
+    loop, _ = fit(root, trace, *callbacks, **given | arguments)
+    return loop, trace.rounds
+
+
+def same_bits(first, second):
+    """Whether two rounds' global models, server states and clients' states agree in all bits."""
+    assert first["state"].keys() == second["state"].keys()
+    assert first["states"].keys() == second["states"].keys()
+    pairs = [(first["theta"], second["theta"])]
+    pairs += [(first[kind][key], second[kind][key]) for kind in ("state", "states") for key in first[kind]]
+    return all(equal(a, b) for a, b in pairs)
+
+
+def equal(first, second):
+    """Equality of nested dicts, lists and numbers that may hold tensors."""
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(equal(first[key], second[key]) for key in first)
+    return torch.equal(first, second) if torch.is_tensor(first) else first == second

@@ -1,0 +1,304 @@
+"""Section 2.1 of the specification: every method at the edges."""
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch import nn
+from torch.utils.data import DataLoader
+
+from lightning_fedstop import server
+from lightning_fedstop.methods import SCAFFOLD, Client, FedAvg, FedGamma, FedLESAM, FedSAM, FedSMOO, FedWMSAM, LocalStep
+from lightning_fedstop.methods.base import normalized
+from tests.helpers import ToyData, ToyModule, Trace, flat, make_loop
+from tests.methods.problems import TEN, same_bits, toy
+
+ten = pytest.mark.parametrize("make", TEN.values(), ids=TEN)
+
+
+def data(*sizes, batch_size=4):
+    return ToyData(sizes, batch_size, evaluated=False)
+
+
+class Batches(Callback):
+    """The sizes of each client's batches."""
+
+    def __init__(self):
+        self.of = []
+
+    def on_client_start(self, trainer, module, client):
+        self.of.append((client, []))
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        self.of[-1][1].append(len(batch[0]))
+
+
+@ten
+def test_one_sample_and_less_than_a_batch(tmp_path, make):
+    batches = Batches()
+    _, rounds = toy(make, tmp_path, batches, schedule=[[0, 1]] * 2, data=data(1, 3), local_epochs=3)
+    assert sorted(batches.of[:2]) == [(0, [1, 1, 1]), (1, [3, 3, 3])]
+    assert torch.isfinite(rounds[-1]["theta"]).all()
+    assert not torch.equal(rounds[0]["theta"], rounds[1]["theta"])
+
+
+@ten
+def test_a_client_without_samples_is_as_if_it_were_not_drawn(tmp_path, make):
+    _, drawn = toy(make, tmp_path, schedule=[[0, 1, 2]] * 3, data=data(6, 0, 4))
+    _, absent = toy(make, tmp_path, schedule=[[0, 2]] * 3, data=data(6, 0, 4))
+    assert all(map(same_bits, drawn, absent))
+    assert not any(client == 1 for _, client in drawn[-1]["states"])
+
+
+@ten
+def test_a_round_of_empty_clients_leaves_everything_as_it_is(tmp_path, make):
+    _, rounds = toy(make, tmp_path, schedule=[[0, 2], [1], [0, 2]], data=data(6, 0, 4))
+    assert same_bits(rounds[0], rounds[1])
+    assert not torch.equal(rounds[1]["theta"], rounds[2]["theta"])
+
+
+@ten
+def test_one_client_and_all_clients(tmp_path, make):
+    for schedule in ([[1]] * 3, [[0, 1, 2]] * 3):
+        _, rounds = toy(make, tmp_path, schedule=schedule)
+        assert torch.isfinite(rounds[-1]["theta"]).all()
+        for server_name, client_name in (("c", "c"), ("H", "h")):
+            if server_name in rounds[-1]["state"]:
+                vectors = [v for (name, _), v in rounds[-1]["states"].items() if name == client_name]
+                mean = sum(vectors) / 3
+                torch.testing.assert_close(rounds[-1]["state"][server_name], mean, rtol=0, atol=1e-6)
+
+
+class Rates(ToyModule):
+    """Learning rate 0 in round 2 alone."""
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda round: float(round != 1))]
+
+
+@ten
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
+def test_a_learning_rate_of_0(tmp_path, make, precision):
+    _, rounds = toy(make, tmp_path, schedule=[[0, 1], [0, 2], [0, 1]], module=Rates(), precision=precision)
+    first, second, third = rounds
+    assert torch.equal(first["theta"], second["theta"])
+    for name in {"c", "m", "H"} & first["state"].keys():
+        assert torch.equal(first["state"][name], second["state"][name])
+    for (name, client), vector in second["states"].items():
+        if name in "ch":
+            assert torch.equal(vector, first["states"].get((name, client), torch.zeros_like(vector)))
+    assert not torch.equal(third["theta"], second["theta"])
+
+
+@ten
+def test_a_gradient_of_0(tmp_path, make):
+    class Flat(ToyModule):
+        def loss(self, batch):
+            return super().loss(batch) * 0
+
+    _, rounds = toy(make, tmp_path, module=Flat())
+    assert torch.equal(rounds[-1]["theta"], rounds[0]["theta_0"])
+    assert not any(vector.any() for vector in rounds[-1]["states"].values())
+    assert not normalized(torch.zeros(2, 3)).any()
+
+
+@ten
+def test_mixed_precision_keeps_states_in_float32(tmp_path, make):
+    loop, rounds = toy(make, tmp_path, precision="bf16-mixed")
+    assert loop.server.theta.dtype is torch.float32
+    assert torch.isfinite(rounds[-1]["theta"]).all()
+    assert all(vector.dtype is torch.float32 for vector in rounds[-1]["states"].values())
+    assert all(v.dtype is torch.float32 for v in rounds[-1]["state"].values() if torch.is_tensor(v))
+    exact = toy(make, tmp_path)[1][-1]["theta"]
+    assert 0 < (rounds[-1]["theta"] - exact).norm() < 0.1
+
+
+class PartlyFrozen(ToyModule):
+    def __init__(self):
+        super().__init__(net=nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)))
+        for index, parameter in enumerate(self.parameters()):
+            parameter.requires_grad_(index not in (1, 2))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+
+
+@ten
+def test_frozen_parameters_move_nowhere(tmp_path, make):
+    module = PartlyFrozen()
+    frozen = {name: p.detach().clone() for name, p in module.named_parameters() if not p.requires_grad}
+    _, rounds = toy(make, tmp_path, module=module)
+    assert len(frozen) == 2
+    for name, parameter in module.named_parameters():
+        assert parameter.requires_grad is (name not in frozen)
+        assert name not in frozen or torch.equal(parameter, frozen[name])
+    assert rounds[-1]["theta"].numel() == 16 + 4 + 8 + 2
+    assert not torch.equal(rounds[-1]["theta"], rounds[0]["theta_0"])
+
+
+class Normalised(ToyModule):
+    def __init__(self):
+        torch.manual_seed(0)
+        super().__init__(net=nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
+
+
+class Buffers(Callback):
+    def __init__(self):
+        self.of = {}
+
+    def on_client_end(self, trainer, module, client):
+        self.of[client] = {name: buffer.clone() for name, buffer in module.named_buffers()}
+
+
+@ten
+def test_buffers_are_averaged_and_counters_take_the_maximum(tmp_path, make):
+    module, buffers = Normalised(), Buffers()
+    toy(make, tmp_path, buffers, schedule=[[0, 1]], module=module, data=data(8, 4))
+    one, other = buffers.of[0], buffers.of[1]
+    torch.testing.assert_close(module.net[1].running_mean, (one["net.1.running_mean"] + other["net.1.running_mean"]) / 2)
+    assert not torch.equal(one["net.1.running_mean"], other["net.1.running_mean"])
+    assert module.net[1].num_batches_tracked == 2
+
+
+@ten
+def test_running_statistics_come_from_the_unperturbed_pass_alone(tmp_path, make):
+    """After one step in round 1 they are those of FedAvg, whose only pass is unperturbed."""
+    modules = Normalised(), Normalised()
+    for module, method in zip(modules, (make, FedAvg), strict=True):
+        toy(method, tmp_path, schedule=[[0]], module=module, data=data(4))
+    for got, expected in zip(modules[0].buffers(), modules[1].buffers(), strict=True):
+        assert torch.equal(got, expected)
+
+
+@ten
+def test_batches_of_one_sample_and_batchnorm(tmp_path, make):
+    sizes = data(5, 1, 8)
+    with pytest.raises(ValueError, match="Normalised has BatchNorm, which needs batches of at least 2 samples"):
+        toy(make, tmp_path, module=Normalised(), data=sizes)
+    batches = Batches()
+    module = Normalised()
+    options = {"module": module, "data": sizes, "drop_single_sample_batches": True, "local_epochs": 2}
+    _, rounds = toy(make, tmp_path, batches, schedule=[[0, 1]] * 2, **options)
+    assert sorted(batches.of[:2]) == [(0, [4, 4]), (1, [])]
+    assert not any(client == 1 for _, client in rounds[-1]["states"])
+    _, without = toy(make, tmp_path, schedule=[[0]] * 2, **options | {"module": Normalised()})
+    assert all(map(same_bits, rounds, without))
+
+
+def test_option_i_leaves_out_the_same_batches(tmp_path):
+    options = {"module": Normalised(), "data": data(5, 1), "drop_single_sample_batches": True}
+    _, rounds = toy(lambda: SCAFFOLD(control_update="option_I"), tmp_path, schedule=[[0, 1]] * 2, **options)
+    assert list(rounds[-1]["states"]) == [("c", 0)]
+    assert torch.isfinite(rounds[-1]["states"]["c", 0]).all()
+
+
+def test_fedwmsam_with_alpha_1_does_not_divide(tmp_path):
+    _, rounds = toy(lambda: FedWMSAM(0.1, alpha_init=1.0, alpha_rate=0.0), tmp_path)
+    assert rounds[-1]["state"]["alpha"] == 1
+    assert torch.isfinite(rounds[-1]["theta"]).all()
+
+
+@pytest.mark.parametrize("method", [FedSAM, FedGamma, FedLESAM, FedSMOO])
+def test_radius_0_takes_one_pass_a_step(tmp_path, method):
+    passes = []
+
+    class Counts(ToyModule):
+        def training_step(self, batch, batch_idx):
+            passes.append(1)
+            return super().training_step(batch, batch_idx)
+
+    _, rounds = toy(lambda: method(rho=0.0), tmp_path, schedule=[[0]], module=Counts(), data=data(8))
+    assert len(passes) == 2
+    assert not any(name == "mu" for name, _ in rounds[-1]["states"])
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_x_is_restored_from_a_copy(fails):
+    x, seen = torch.tensor([1e8, 1.0]), []
+
+    def backward(first):
+        seen.append((first, x.tolist()))
+        if fails:
+            raise RuntimeError("out of memory")
+
+    before = x.clone()
+    step = LocalStep(Client(0, 1, 1, before, 0.1, 0.0), 0, x, torch.zeros(2), backward)
+    for _ in range(2):
+        try:
+            step.backward(torch.tensor([3.0, 0.1]))
+        except RuntimeError:
+            assert fails
+    assert torch.equal(x, before)
+    assert [first for first, _ in seen] == [True, False]
+    assert seen[0][1] != before.tolist()
+
+
+@ten
+def test_the_order_of_clients_does_not_matter(tmp_path, make, monkeypatch):
+    schedule = [[0, 1, 2], [1, 2], [0, 1, 2]]
+    _, forward = toy(make, tmp_path, schedule=schedule, weighting="samples")
+    dealt = server.deal
+    monkeypatch.setattr(server, "deal", lambda *given: [hand[::-1] for hand in dealt(*given)])
+    _, backward = toy(make, tmp_path, schedule=schedule, weighting="samples")
+    assert list(forward[0]["client_models"]) == list(backward[0]["client_models"])[::-1]
+    assert all(map(same_bits, forward, backward))
+
+
+class FullBatchesAlone(ToyData):
+    def client_dataloader(self, client, generator):
+        return DataLoader(self.client_dataset(client), 4, shuffle=True, generator=generator, drop_last=True)
+
+
+@ten
+def test_a_batch_that_the_module_skips_is_no_step(tmp_path, make):
+    class Skips(ToyModule):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx) if len(batch[0]) == 4 else None
+
+    options = {"schedule": [[0], [0]], "local_epochs": 2}
+    _, skipped = toy(make, tmp_path, module=Skips(), data=data(6), **options)
+    _, absent = toy(make, tmp_path, data=FullBatchesAlone((6,), evaluated=False), **options)
+    assert all(map(same_bits, skipped, absent))
+
+
+@pytest.mark.parametrize("update", ["delta", "grad_mean"])
+def test_a_step_that_a_gradient_scaler_skips_is_no_step(tmp_path, update):
+    """The scale starts so high that the first gradients overflow; float16 itself needs an accelerator."""
+
+    class Models(Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            models.append(flat(module))
+
+        def on_client_start(self, trainer, module, client):
+            models.append(flat(module))
+
+    models, taken = [], []
+
+    class Notes(SCAFFOLD):
+        def finish(self, client, delta, steps):
+            taken.append(steps)
+            super().finish(client, delta, steps)
+
+    trace = Trace()
+    loop = make_loop(
+        tmp_path,
+        trace,
+        Models(),
+        method=Notes(control_update=update),
+        precision="bf16-mixed",
+        max_rounds=1,
+        clients_per_round=1,
+        local_epochs=6,
+        enable_checkpointing=False,
+    )
+    loop.fabric.strategy.precision.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=1000)
+    loop.fit(HugeLoss(), data(4))
+    moved = sum(not torch.equal(a, b) for a, b in zip(models, models[1:], strict=False))
+    assert 0 < moved < 6
+    assert taken == [moved]
+    assert torch.isfinite(trace.rounds[0]["states"]["c", 0]).all()
+
+
+class HugeLoss(ToyModule):
+    def loss(self, batch):
+        return 20 * super().loss(batch)
