@@ -9,13 +9,11 @@ import inspect
 import re
 from collections.abc import Iterator
 from difflib import get_close_matches
-from pathlib import Path
 from pkgutil import resolve_name
 from traceback import walk_tb
 from types import FrameType
 from typing import Any
 
-import yaml  # type: ignore[import-untyped,unused-ignore]
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -36,13 +34,12 @@ _MANY = 12
 _NOT_GIVEN = ("self", "params", "optimizer")
 
 
-def explain(message: str, parser: argparse.ArgumentParser, args: list[str] | None = None) -> str:
+def explain(message: str, parser: argparse.ArgumentParser) -> str:
     """One sentence for an error message of jsonargparse.
 
     Args:
         message: The message, several lines with one level of nesting for each level of keys.
         parser: Whose keys exist.
-        args: The arguments parsed, to find the configuration file that cannot be read.
     """
     if match := re.match(r"[Uu]nrecognized arguments: (.*)", message):
         words = match[1].split()
@@ -53,8 +50,10 @@ def explain(message: str, parser: argparse.ArgumentParser, args: list[str] | Non
     if match := _UNKNOWN_KEY.search(message):
         prefix = f"{match[2]}." if match[1] == "Group" else ""
         return _no_such_key(prefix + (match[3] or match[4]), parser)
-    if re.search(r"Problems parsing config|Unexpected config", message):
-        return _unreadable_config(message, args or [])
+    if match := re.match(r"Option '([\w.]+)' is not accepted before subcommand '(\w+)'", message):
+        return f"{match[1]}: the command comes first, as in `fedstop {match[2]} --config x.yaml`."
+    if match := re.match(r"(--[\w.]+\.help): Expected a dot import path string: (\S+)", message):
+        return f"{match[1]}: there is no class '{match[2]}'."
     return _nested(message)
 
 
@@ -68,22 +67,6 @@ def _no_such_key(key: str, parser: argparse.ArgumentParser) -> str:
     siblings = [name for name in known if name.startswith(f"{group}.")] if group else []
     tops = list(dict.fromkeys(name.partition(".")[0] for name in known))
     return f"{key}: there is no such key; there are {', '.join(siblings or tops)}."
-
-
-def _unreadable_config(message: str, args: list[str]) -> str:
-    """Name the file, which the message does not."""
-    values = [b for a, b in zip(args, [*args[1:], ""], strict=True) if a in ("-c", "--config")]
-    values += [arg.partition("=")[2] for arg in args if arg.startswith("--config=")]
-    for value in values:
-        try:
-            content = yaml.safe_load(Path(value).read_text(encoding="utf-8"))
-        except yaml.YAMLError as error:
-            return f"--config {value}: it is not YAML: {_one_line(str(error))}."
-        except OSError:
-            continue
-        if not isinstance(content, dict):
-            return f"--config {value}: it must hold keys such as `trainer:`, but holds {_short(content)}."
-    return _one_line(message)
 
 
 def _nested(message: str) -> str:
@@ -113,12 +96,19 @@ def _nested(message: str) -> str:
             return f"{where}: '{values[0]}' is not a subclass of {match[2]}."
         if match := re.search(r"Expected a dot import path string: (\S+)", line):
             return f"{where}: {_unknown_class(match[1], message)}"
+        if "Expected an instantiatable class" in line:
+            values = re.findall("Given value: (.*)", _innermost(message))
+            return f"{where}: {_unknown_class(values[0], message)}"
         if match := re.search(r"(?:File does not exist|Path is not a file): '(.*)'", line):
             missing = "does not exist" if "exist" in line else "is not a file"
             return f"--{where} {match[1]}: it {missing}."
     inner = _innermost(message)
     given = re.findall(r"(?:Given value|Got value): (.*)", inner)
-    kinds = dict.fromkeys(re.findall(r"Expected an? (.+?)(?:\. Got value.*)?$", inner, re.MULTILINE))
+    kinds = dict.fromkeys(re.findall(r"Expected an? (?!path but )(.+?)(?:\. Got value.*)?$", inner, re.MULTILINE))
+    if re.search("Not a valid subclass of|Unexpected import path format", inner):
+        kinds |= dict.fromkeys(
+            re.findall(r"<class '([\w.]+\.\w+)'>", inner.rpartition("Subtypes:")[2].partition("\n")[0])
+        )
     if path and given and kinds:
         value = re.sub(r"NestedArg\(key='[^']*', val=(.*)\)", r"\1", given[0]).strip("'")
         return f"{'.'.join(path)}: must be {' or '.join(sorted(map(_kind, kinds), key='null'.__eq__))}, got '{value}'."
@@ -221,11 +211,6 @@ def _one_line(text: str) -> str:
     return re.sub(r"\s+", " ", text).strip()
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
 def sentence_of(error: Exception) -> str | None:
     """The sentence to print for an error in what the user gave; ``None`` for any other, which keeps its traceback.
 
@@ -252,13 +237,14 @@ def sentence_of(error: Exception) -> str | None:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether a ``raise`` statement of this package is where it comes from, or Lightning says it is about usage."""
+    """Whether a ``raise`` of this package or of Lightning's callbacks made it, or Lightning says it is about usage."""
     if isinstance(error, MisconfigurationException):
         return True
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
-    if last is None or not last.tb_frame.f_globals.get("__name__", "").startswith("lightning_fedstop"):
+    own = ("lightning_fedstop", "lightning.pytorch.callbacks")
+    if last is None or not last.tb_frame.f_globals.get("__name__", "").startswith(own):
         return False
     return dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
 

@@ -5,16 +5,18 @@ import sys
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, NoReturn
 
-import torch
 from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from lightning_fedstop.__about__ import __version__
+from lightning_fedstop._cli_config import check_configs
 from lightning_fedstop._cli_errors import explain
 from lightning_fedstop._cli_links import DATA_LINKS, ErrorKeeper, Instantiator, build_plainly, is_given, linked_value
+from lightning_fedstop.checkpoint import read_checkpoint
 from lightning_fedstop.data import MedMNIST
 from lightning_fedstop.loop import FederatedLoop
 from lightning_fedstop.models import ImageClassifier
@@ -35,7 +37,7 @@ class FedStopParser(LightningArgumentParser):
             super().error(message, ex)
         # A whole configuration is checked by the parser of all commands, which does not know the keys of each.
         parser = next((self.commands[arg] for arg in self.args or [] if arg in self.commands), self)
-        sys.stderr.write(f"{parser.prog.replace(' [options]', '')}: error: {explain(message, parser, self.args)}\n")
+        sys.stderr.write(f"{parser.prog.replace(' [options]', '')}: error: {explain(message, parser)}\n")
         raise SystemExit(2) from ex
 
 
@@ -139,16 +141,41 @@ class FedStopCLI(LightningCLI):
                 )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse what was given, without the warning that ``sys.argv`` has arguments too."""
-        self.config = parser.parse_object(args) if isinstance(args, (dict, Namespace)) else parser.parse_args(args)
+        """Parse what was given, each class with its own defaults."""
+        if isinstance(args, (dict, Namespace)):
+            self.config = parser.parse_object(args)
+            return
+        given = list(sys.argv[1:] if args is None else args)
+        check_configs(given)
+        # A class that replaces the default one inherits that one's defaults where the names agree, `lr` say. So look
+        # first which classes are meant, and parse again with these as the default ones.
+        self._use_defaults_of(parser.parse_args([arg for arg in given if not arg.startswith("--print_config")]))
+        self.config = parser.parse_args(given)
+
+    def _use_defaults_of(self, config: Namespace) -> None:
+        parser, chosen = self.parser, config
+        if config.get("subcommand"):
+            parser, chosen = self._subcommand_parsers[config.subcommand], config[config.subcommand]
+        for key in ("model", "data"):
+            if chosen.get(f"{key}.class_path"):
+                parser.set_defaults({key: {"class_path": chosen[key].class_path}})
 
     def _parse_ckpt_path(self) -> None:
-        """Take over the model's hyperparameters from the checkpoint only where it says of which class they are."""
-        ckpt_path = self.config.get(f"{self.config.get('subcommand')}.ckpt_path")
-        if ckpt_path and os.path.isfile(ckpt_path):
-            checkpoint = torch.load(ckpt_path, map_location="cpu", weights_only=True)
-            if "_class_path" in checkpoint.get("hyper_parameters", {}):
-                super()._parse_ckpt_path()
+        """Take over the model's hyperparameters from the checkpoint where it says of which class they are.
+
+        Not if the user has chosen another class: that the checkpoint does not fit it is said when it is loaded.
+        """
+        command = self.config.get("subcommand")
+        ckpt_path = self.config.get(f"{command}.ckpt_path")
+        if not (ckpt_path and os.path.isfile(ckpt_path)):
+            return
+        saved = (read_checkpoint(ckpt_path).get("hyper_parameters") or {}).get("_class_path")
+        model = self.config[command].model
+        arguments = model.get("init_args") or {}
+        is_chosen = any(is_given(model.class_path, name, value) for name, value in arguments.items())
+        model_class = resolve_name(model.class_path)
+        if saved == _path_of(model_class) or (saved and model_class is ImageClassifier and not is_chosen):
+            super()._parse_ckpt_path()
 
     def _add_instantiators(self) -> None:
         self.errors = ErrorKeeper()

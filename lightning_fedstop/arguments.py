@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_fedstop.client_state import ClientStates
@@ -59,6 +60,11 @@ def check_arguments(arguments: dict[str, Any]) -> None:
     for stage in ("train", "val", "test"):
         _check_limit(f"limit_{stage}_batches", arguments[f"limit_{stage}_batches"])
     check_clients_per_round(arguments["clients_per_round"])
+    if str(arguments["strategy"]).endswith(("_spawn", "_fork", "_notebook")):
+        raise ValueError(
+            f"`strategy` must start whole processes, as 'ddp' does, not copies of this one, got"
+            f" {arguments['strategy']!r}."
+        )
     _check_choice(arguments, "weighting", get_args(Weighting))
     _check_choice(arguments, "on_nonfinite", get_args(OnNonfinite))
     _check_class("method", arguments["method"], FederatedMethod)
@@ -96,9 +102,11 @@ def check_callbacks(callbacks: list[Any]) -> None:
             )
 
 
-def check_module(module: object) -> LightningModule:
-    """The module, refused unless it is a ``lightning.pytorch.LightningModule`` with a ``training_step``."""
+def check_module(module: object, trains: bool = False) -> LightningModule:
+    """The module, refused unless it is a ``lightning.pytorch.LightningModule``, to train with a ``training_step``."""
     if isinstance(module, LightningModule):
+        if trains and not is_overridden("training_step", module):
+            raise MisconfigurationException(f"{type(module).__name__} needs a `training_step` to be trained.")
         return module
     hint = ""
     if any(base.__module__.startswith("pytorch_lightning") for base in type(module).__mro__):

@@ -109,7 +109,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     except Exception as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f"{os.fspath(path)!r} cannot be read as a checkpoint: {first_line}") from error
-    if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
+    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), dict):
         raise ValueError(f"{os.fspath(path)!r} is no Lightning checkpoint: it has no 'state_dict'.")
     return checkpoint
 
@@ -157,7 +157,7 @@ def check_resumable(checkpoint: dict[str, Any], path: str | os.PathLike[str], me
     """
     name = os.fspath(path)
     state = checkpoint.get(FEDERATED_KEY)
-    if state is None:
+    if not isinstance(state, dict):
         raise ValueError(f"{name!r} holds weights only: resuming needs a checkpoint that `FederatedLoop.fit` wrote.")
     if state["method"] != method:
         raise ValueError(f"{name!r} comes from {state['method']}, this run uses {method}: resume with the same method.")

@@ -102,7 +102,7 @@ class Lifecycle(Saving):
     ) -> Iterator[None]:
         """Launch and set up before the block, report an exception inside it, tear down after it."""
         self._began = time.perf_counter()
-        module = check_module(model)
+        module = check_module(model, trains=fn == TrainerFn.FITTING)
         if not self.fabric._launched:
             self.fabric.launch()
         self._enter(fn, stage)

@@ -12,6 +12,7 @@ from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 
@@ -93,6 +94,7 @@ class LocalTrainer:
         self.drop_single_sample_batches = drop_single_sample_batches
         self.scaler = getattr(self.precision, "scaler", None)
         self._overflowed = False
+        self._has_warned = False
         self._scaler_state = self.scaler.state_dict() if self.scaler else None
         self._takes_batch_idx = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
         self._owns_backward = is_overridden("backward", module)
@@ -214,6 +216,7 @@ class LocalTrainer:
         self.parameters.zero_grad()
         loss = _loss_of(outputs)
         if loss is None:
+            self._warn_of_none()
             return None
         self.call_hook("on_before_backward", loss)
         if self._owns_backward:
@@ -225,6 +228,11 @@ class LocalTrainer:
         if self.scaler:
             self.parameters.grad.div_(self.scaler.get_scale())
         return outputs
+
+    def _warn_of_none(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            rank_zero_warn("`training_step` returned None, which skips the batch; that is fine if it is on purpose.")
 
     def _clip(self) -> None:
         """V * min(1, C / (||v|| + 1e-6)), over the whole trainable vector."""
@@ -241,7 +249,11 @@ def _loss_of(outputs: Any) -> Tensor | None:
     Raises:
         TypeError: if there is none.
     """
-    loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+    if isinstance(outputs, dict) and "loss" not in outputs:
+        raise TypeError(
+            f"`training_step` must return a dict with 'loss', got one with {', '.join(map(repr, outputs))}."
+        )
+    loss = outputs["loss"] if isinstance(outputs, dict) else outputs
     if loss is None or isinstance(loss, Tensor):
         return loss
     raise TypeError(

@@ -192,16 +192,7 @@ class FederatedLoop(Lifecycle):
         logged = self.collector.compute(self.server.reduce, self.server.gather)
         self.global_step = round
         self._check_finite(round, report)
-        self._start_row(
-            {
-                "round": round,
-                "lr": solver.lr,
-                "clients": len(report.clients),
-                "samples": report.samples,
-                "seconds_train": report.seconds,
-                "seconds_eval": 0.0,
-            }
-        )
+        self._start_row({"round": round, "lr": solver.lr, "seconds_eval": 0.0, **report.row()})
         self._take(logged)
         if self._is_validation_due(round):
             began = time.perf_counter()

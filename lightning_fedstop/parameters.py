@@ -67,7 +67,7 @@ class FlatParameters:
             )
 
     def check_unchanged(self) -> None:
-        """Refuse parameters that were frozen, unfrozen, added or replaced since the vector was made.
+        """Refuse parameters that were frozen, unfrozen, added, replaced or moved since the vector was made.
 
         Raises:
             ValueError: naming them.
@@ -79,6 +79,14 @@ class FlatParameters:
             raise ValueError(
                 f"The trainable parameters of {type(self._module).__name__} must stay the same during a fit, but"
                 f" {', '.join(changed)} changed: set `requires_grad` before it."
+            )
+        parts = torch.split(self.vector, self.sizes)
+        moved = [name for (name, p), part in zip(self.named, parts, strict=True) if p.data_ptr() != part.data_ptr()]
+        if moved:
+            raise ValueError(
+                f"The trainable parameters of {type(self._module).__name__} must keep their memory during a fit, but"
+                f" {', '.join(moved)} lies elsewhere now: write `parameter.data.copy_(...)` instead of"
+                f" `parameter.data = ...`."
             )
 
     def __len__(self) -> int:

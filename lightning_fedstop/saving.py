@@ -99,6 +99,7 @@ class Saving(TrainerInterface):
             "metrics": {name: float(value) for name, value in self.callback_metrics.items()},
             "theta": server.theta,
             "num_clients": server.num_clients,
+            "partition": self._partition_digest(),
             "seed": server.seed,
             "method": type(self.method).__name__,
             "method_state": self.method.state_dict(),
@@ -106,6 +107,13 @@ class Saving(TrainerInterface):
             "solver": server.trainer.solver.state_dict(),
             "log_dir": self.log_dir,
         }
+
+    def _partition_digest(self) -> str | None:
+        """Tells partitions apart; ``None`` where the data module deals nothing itself."""
+        try:
+            return str(self.datamodule.partition.digest)
+        except (AttributeError, RuntimeError):
+            return None
 
     def _read(self, ckpt_path: str | os.PathLike[str] | None) -> dict[str, Any] | None:
         """Read a checkpoint and refuse one that the run could not continue, before anything is written."""
@@ -144,11 +152,7 @@ class Saving(TrainerInterface):
         """
         state = loaded[checkpoints.FEDERATED_KEY]
         server = self.server
-        if state["num_clients"] != server.num_clients:
-            raise ValueError(
-                f"{self.ckpt_path!r} comes from a federation of {state['num_clients']} clients, this one has"
-                f" {server.num_clients}: resume with the same data and partition."
-            )
+        self._check_fits(state)
         server.set_theta(state["theta"].to(server.theta))
         self.method.load_state_dict(state["method_state"])
         server.load_states(state["client_states"])
@@ -163,6 +167,30 @@ class Saving(TrainerInterface):
             last, row = self.current_epoch, None if self.pending else self.row
             self.record.continue_from(state["log_dir"], row, last)
         rank_zero_info(f"Resumed after round {self.global_step} from {self.ckpt_path}.")
+
+    def _check_fits(self, state: dict[str, Any]) -> None:
+        """Refuse the state of a run that this one would not continue.
+
+        Raises:
+            ValueError: with what differs.
+        """
+        path, server = self.ckpt_path, self.server
+        if missing := [key for key in self._federated_state() if key not in state]:
+            raise ValueError(f"{path!r} was written by another version of this package: it has no {missing[0]!r}.")
+        if state["num_clients"] != server.num_clients:
+            raise ValueError(
+                f"{path!r} comes from a federation of {state['num_clients']} clients, this one has"
+                f" {server.num_clients}: resume with the same data and partition."
+            )
+        if state["partition"] != self._partition_digest():
+            raise ValueError(f"{path!r} comes from another partition: resume with the same data, skew and seed.")
+        if state["theta"].shape != server.theta.shape:
+            raise ValueError(
+                f"{path!r} comes from a run with {state['theta'].numel()} trainable parameters, this one has"
+                f" {server.theta.numel()}: resume with the same parameters frozen."
+            )
+        if state["round"] > self.max_rounds and not self.fast_dev_run:
+            raise ValueError(f"`max_rounds` must be at least {state['round']}, as in {path!r}, got {self.max_rounds}.")
 
     def _has_stopped(self, callback: EarlyStopping) -> bool:
         """Whether the run ended by this callback: a ``Trainer`` would train one more epoch before it stops again."""

@@ -29,14 +29,28 @@ class RoundReport:
     Attributes:
         clients: the clients of the cohort that have samples.
         samples: their samples together.
+        bytes_down: what they would receive in a deployment, where each keeps its own state, all together.
+        bytes_up: what they would send.
         nonfinite: the clients whose update was not finite.
         seconds: time from the cohort's draw to the new global model.
     """
 
     clients: list[int]
     samples: int
+    bytes_down: int = 0
+    bytes_up: int = 0
     nonfinite: list[int] = field(default_factory=list)
     seconds: float = 0.0
+
+    def row(self) -> dict[str, Any]:
+        """The report's part of the record's row."""
+        return {
+            "clients": len(self.clients),
+            "samples": self.samples,
+            "bytes_down": self.bytes_down,
+            "bytes_up": self.bytes_up,
+            "seconds_train": self.seconds,
+        }
 
 
 def deal(clients: Sequence[int], work: Sequence[int], num_ranks: int) -> list[list[int]]:
@@ -147,7 +161,9 @@ class Server:
         generator = torch_generator(self.seed, "cohort", round)
         drawn = self.cohort.sample(round, self.num_clients, self.cohort_size, generator)
         clients = [client for client in drawn if self.sizes[client] > 0]
-        report = RoundReport(clients, sum(self.sizes[client] for client in clients))
+        size = self.theta.numel() * self.theta.element_size() * len(clients)
+        down, up = (size * vectors for vectors in (self.method.download_vectors, self.method.upload_vectors))
+        report = RoundReport(clients, sum(self.sizes[client] for client in clients), down, up)
         mean = RunningMean(self.theta)
         self._buffers = buffers = BufferMean(self.trainer.module)
         nonfinite = []

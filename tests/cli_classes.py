@@ -48,6 +48,14 @@ class ByDefault(Linear):
         super().__init__(num_classes)
 
 
+class WithRate(TenClasses):
+    """Shares an argument's name, not its default, with the default model."""
+
+    def __init__(self, lr: float = 0.25):
+        super().__init__()
+        self.lr = lr
+
+
 class OwnClassifier(ImageClassifier):
     """Passes on what it does not know."""
 

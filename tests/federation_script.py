@@ -10,7 +10,8 @@ from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
-from lightning_fedstop.methods import SCAFFOLD, FedAvg
+from lightning_fedstop.client_state import ClientStates
+from lightning_fedstop.methods import SCAFFOLD, FedAvg, FedLESAM, FedWMSAM
 from lightning_fedstop.stopping import TaskVectorEarlyStopping
 from tests.helpers import ToyData, ToyModule, make_loop
 
@@ -47,6 +48,8 @@ def diverging():
 CASES = {
     "fedavg": lambda: (Logs(), FedAvg(), [TaskVectorEarlyStopping(0.2, 2)], {}),
     "scaffold": lambda: (Logs(), SCAFFOLD(), [EarlyStopping("val_loss", patience=2)], {"weighting": "samples"}),
+    "fedlesam": lambda: (Logs(), FedLESAM(0.1), [], {"client_states": ClientStates("disk"), "max_rounds": 3}),
+    "fedwmsam": lambda: (Logs(), FedWMSAM(0.1, alpha_rate=0.3), [], {"clients_per_round": 3, "max_rounds": 3}),
     "one client": lambda: (Logs(), FedAvg(), [], {"clients_per_round": 1, "max_rounds": 2}),
     "diverging": lambda: (diverging(), FedAvg(), [], {}),
 }

@@ -182,6 +182,15 @@ def test_short_class_names(root):
     assert cli.datamodule.skew.concentration == 0.3
 
 
+@pytest.mark.parametrize("in_file", [False, True])
+def test_a_class_has_its_own_defaults_not_those_of_the_default_class(capsys, tmp_path, in_file):
+    (tmp_path / "own.yaml").write_text("model: tests.cli_classes.WithRate\ndata: Digits\n")
+    given = ["--config", str(tmp_path / "own.yaml")]
+    config = printed_config(capsys, *(given if in_file else ["--model", "tests.cli_classes.WithRate", "--data=Digits"]))
+    assert config["model"]["init_args"] == {"lr": 0.25}
+    assert (config["data"]["init_args"]["num_clients"], config["data"]["init_args"]["batch_size"]) == (20, 32)
+
+
 def test_callbacks_are_appended_to_those_of_the_configuration(capsys):
     config = printed_config(
         capsys, "--config", str(ROOT / "configs/quickstart.yaml"), "--trainer.callbacks+=LearningRateMonitor"

@@ -38,7 +38,7 @@ def load(root, name):
     return [torch.load(root / f"{processes}-{name}.pt", weights_only=True) for processes in (1, 2)]
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "one client", "diverging", "resumed"])
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedlesam", "fedwmsam", "one client", "diverging", "resumed"])
 def test_processes_do_not_change_the_bits(runs, name):
     one, two = load(runs[0], name)
     assert one["state"].keys() == two["state"].keys()
@@ -46,7 +46,7 @@ def test_processes_do_not_change_the_bits(runs, name):
         assert torch.equal(value, two["state"][key]), key
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "one client", "diverging"])
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedlesam", "fedwmsam", "one client", "diverging"])
 def test_processes_do_not_change_metrics_rounds_and_reasons(runs, name):
     one, two = load(runs[0], name)
     assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-5, nan_ok=True)

@@ -5,6 +5,7 @@ import os
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,12 @@ class Partition:
         if not 0 <= client < len(self):
             raise IndexError(f"Client {client} does not exist: there are {len(self)}, counted from 0.")
         return self.indices[self.offsets[client] : self.offsets[client + 1]]
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of which samples of which training set each client has."""
+        parts = (self.fingerprint.encode(), self.offsets.astype("<i8").tobytes(), self.indices.astype("<i8").tobytes())
+        return hashlib.sha256(b"".join(parts)).hexdigest()
 
     @property
     def sizes(self) -> IntArray:

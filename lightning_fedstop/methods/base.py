@@ -140,6 +140,12 @@ class FederatedMethod:
     gradients_per_step = 1
     """Backward passes of one local step."""
 
+    download_vectors = 1
+    """Vectors of length d that a client receives in a round, where it keeps its own state, as in a deployment."""
+
+    upload_vectors = 1
+    """Vectors of length d that a client sends back."""
+
     needs_full_gradient = False
     """Whether ``client.vectors["full_gradient"]`` must hold the gradient of F_m at ``theta`` before :meth:`start`."""
 

@@ -42,6 +42,7 @@ class FedLESAM(FederatedMethod):
         self.rho = not_negative("rho", rho, self)
         self.memory: Memory = one_of("memory", memory, ("client", "last_round"), self)
         self.perturbation: LESAMPerturbation = one_of("perturbation", perturbation, ("norm", "released_code"), self)
+        self.download_vectors = 1 if memory == "client" else 2
 
     def setup(self, federation: Federation) -> None:
         """Forget all old models."""

@@ -38,6 +38,8 @@ class FedSMOO(FedDyn):
     """
 
     gradients_per_step = 2
+    download_vectors = 2
+    upload_vectors = 2
 
     def __init__(
         self,
@@ -73,7 +75,7 @@ class FedSMOO(FedDyn):
         step.backward(ascent)
 
     def correct(self, step: LocalStep) -> None:
-        """Add the proximal term and the dual; update mu_m, here because a batch that is skipped does not come so far."""
+        """Add the proximal term and the dual, and update mu_m: not before, for a batch may be skipped until here."""
         super().correct(step)
         if self.rho:
             vectors = step.client.vectors

@@ -28,8 +28,8 @@ class FedWMSAM(SCAFFOLD):
         alpha += lambda (clip(mean of 1 + cos(Delta_m, m), 0.1, 0.9) - alpha)
         m      = -(weighted mean of Delta_m / (G_m lr)),   c as in SCAFFOLD
 
-    With a local solver that has no gain G_m, m is the weighted mean of the clients' mean v. Keeps c, m and alpha and, for each client that has taken part, c_m. ``alpha_init=1, alpha_rate=0, rho=0`` is
-    SCAFFOLD.
+    With a local solver that has no gain G_m, m is the weighted mean of the clients' mean v. Keeps c, m and alpha and,
+    for each client that has taken part, c_m. ``alpha_init=1, alpha_rate=0, rho=0`` is SCAFFOLD.
 
     Args:
         rho: radius of the perturbation, at least 0; the authors find 0.01 best.
@@ -44,6 +44,8 @@ class FedWMSAM(SCAFFOLD):
         control_update: as in :class:`SCAFFOLD`.
         server_lr: eta_g, the factor on the mean update.
     """
+
+    download_vectors = 3
 
     def __init__(
         self,

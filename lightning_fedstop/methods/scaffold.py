@@ -29,6 +29,8 @@ class SCAFFOLD(FederatedMethod):
         server_lr: eta_g, the factor on the mean update; 1 in the paper's experiments.
     """
 
+    download_vectors = 2
+
     def __init__(
         self, control_gain: ControlGain = "S", control_update: ControlUpdate | None = None, server_lr: float = 1.0
     ) -> None:

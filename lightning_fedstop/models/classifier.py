@@ -102,6 +102,19 @@ class ImageClassifier(LightningModule):
         self.val_metrics = _metrics(num_classes, "val_")
         self.test_metrics = _metrics(num_classes, "test_")
 
+    def setup(self, stage: str) -> None:
+        """Refuse data of more classes than the model has.
+
+        Raises:
+            ValueError: With both numbers.
+        """
+        count, known = (
+            self.hparams["num_classes"],
+            getattr(getattr(self.trainer, "datamodule", None), "num_classes", None),
+        )
+        if isinstance(known, int) and known > count:
+            raise ValueError(f"`num_classes` must be at least {known}, the classes of the data, got {count}.")
+
     def forward(self, images: Tensor) -> Tensor:
         """Logits of shape ``(n, num_classes)`` for images of shape ``(n, in_chans, height, width)``.
 

@@ -28,6 +28,8 @@ COLUMNS = (
     "lr",
     "clients",
     "samples",
+    "bytes_down",
+    "bytes_up",
     "seconds_train",
     "seconds_eval",
     "seconds_callbacks",
@@ -87,8 +89,19 @@ class RunRecord(Logger):
         return str(self._root / self._name / f"version_{self.version}")
 
     def open(self) -> None:
-        """Take the next free version folder. The folder itself is the claim, so two runs never share one."""
+        """Take the next free version folder. The folder itself is the claim, so two runs never share one.
+
+        Raises:
+            OSError: if nothing can be written under ``root``.
+        """
         folder = self._root / self._name
+        try:
+            self._claim(folder)
+        except OSError as error:
+            reason = f"{error.strerror}: {error.filename!r}"
+            raise OSError(f"The run cannot be recorded under {str(self._root)!r} ({reason}).") from error
+
+    def _claim(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         number = max((_number(path) for path in folder.glob("version_*")), default=-1) + 1
         while True:

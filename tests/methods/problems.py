@@ -101,7 +101,11 @@ TEN = {
 def toy(make, root, *callbacks, schedule=((0, 1), (1, 2), (0, 2), (0, 1)), **arguments):
     """A few rounds of the linear classifier on 3 clients; gives the loop and a dict a round."""
     trace = Trace()
-    given = {"max_rounds": len(schedule), "clients_per_round": 1, "cohort": ScheduledCohort([list(cohort) for cohort in schedule])}
+    given = {
+        "max_rounds": len(schedule),
+        "clients_per_round": 1,
+        "cohort": ScheduledCohort([list(cohort) for cohort in schedule]),
+    }
     given |= {"data": ToyData((6, 4, 7), evaluated=False), "enable_checkpointing": False, "seed": 0, "method": make()}
     loop, _ = fit(root, trace, *callbacks, **given | arguments)
     return loop, trace.rounds

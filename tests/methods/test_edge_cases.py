@@ -1,15 +1,16 @@
 """Section 2.1 of the specification: every method at the edges."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 from torch import nn
-from torch.utils.data import DataLoader
 
 from lightning_fedstop import server
 from lightning_fedstop.methods import SCAFFOLD, Client, FedAvg, FedGamma, FedLESAM, FedSAM, FedSMOO, FedWMSAM, LocalStep
 from lightning_fedstop.methods.base import normalized
-from tests.helpers import ToyData, ToyModule, Trace, flat, make_loop
+from tests.helpers import ToyData, ToyModule
 from tests.methods.problems import TEN, same_bits, toy
 
 ten = pytest.mark.parametrize("make", TEN.values(), ids=TEN)
@@ -155,7 +156,9 @@ def test_buffers_are_averaged_and_counters_take_the_maximum(tmp_path, make):
     module, buffers = Normalised(), Buffers()
     toy(make, tmp_path, buffers, schedule=[[0, 1]], module=module, data=data(8, 4))
     one, other = buffers.of[0], buffers.of[1]
-    torch.testing.assert_close(module.net[1].running_mean, (one["net.1.running_mean"] + other["net.1.running_mean"]) / 2)
+    torch.testing.assert_close(
+        module.net[1].running_mean, (one["net.1.running_mean"] + other["net.1.running_mean"]) / 2
+    )
     assert not torch.equal(one["net.1.running_mean"], other["net.1.running_mean"])
     assert module.net[1].num_batches_tracked == 2
 
@@ -214,7 +217,7 @@ def test_radius_0_takes_one_pass_a_step(tmp_path, method):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_x_is_restored_from_a_copy(fails):
-    x, seen = torch.tensor([1e8, 1.0]), []
+    x, seen = torch.tensor([1e-3, 1.0]), []
 
     def backward(first):
         seen.append((first, x.tolist()))
@@ -224,10 +227,8 @@ def test_x_is_restored_from_a_copy(fails):
     before = x.clone()
     step = LocalStep(Client(0, 1, 1, before, 0.1, 0.0), 0, x, torch.zeros(2), backward)
     for _ in range(2):
-        try:
-            step.backward(torch.tensor([3.0, 0.1]))
-        except RuntimeError:
-            assert fails
+        with pytest.raises(RuntimeError) if fails else nullcontext():
+            step.backward(torch.tensor([1e3, 0.1]))
     assert torch.equal(x, before)
     assert [first for first, _ in seen] == [True, False]
     assert seen[0][1] != before.tolist()
@@ -242,63 +243,3 @@ def test_the_order_of_clients_does_not_matter(tmp_path, make, monkeypatch):
     _, backward = toy(make, tmp_path, schedule=schedule, weighting="samples")
     assert list(forward[0]["client_models"]) == list(backward[0]["client_models"])[::-1]
     assert all(map(same_bits, forward, backward))
-
-
-class FullBatchesAlone(ToyData):
-    def client_dataloader(self, client, generator):
-        return DataLoader(self.client_dataset(client), 4, shuffle=True, generator=generator, drop_last=True)
-
-
-@ten
-def test_a_batch_that_the_module_skips_is_no_step(tmp_path, make):
-    class Skips(ToyModule):
-        def training_step(self, batch, batch_idx):
-            return super().training_step(batch, batch_idx) if len(batch[0]) == 4 else None
-
-    options = {"schedule": [[0], [0]], "local_epochs": 2}
-    _, skipped = toy(make, tmp_path, module=Skips(), data=data(6), **options)
-    _, absent = toy(make, tmp_path, data=FullBatchesAlone((6,), evaluated=False), **options)
-    assert all(map(same_bits, skipped, absent))
-
-
-@pytest.mark.parametrize("update", ["delta", "grad_mean"])
-def test_a_step_that_a_gradient_scaler_skips_is_no_step(tmp_path, update):
-    """The scale starts so high that the first gradients overflow; float16 itself needs an accelerator."""
-
-    class Models(Callback):
-        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-            models.append(flat(module))
-
-        def on_client_start(self, trainer, module, client):
-            models.append(flat(module))
-
-    models, taken = [], []
-
-    class Notes(SCAFFOLD):
-        def finish(self, client, delta, steps):
-            taken.append(steps)
-            super().finish(client, delta, steps)
-
-    trace = Trace()
-    loop = make_loop(
-        tmp_path,
-        trace,
-        Models(),
-        method=Notes(control_update=update),
-        precision="bf16-mixed",
-        max_rounds=1,
-        clients_per_round=1,
-        local_epochs=6,
-        enable_checkpointing=False,
-    )
-    loop.fabric.strategy.precision.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=1000)
-    loop.fit(HugeLoss(), data(4))
-    moved = sum(not torch.equal(a, b) for a, b in zip(models, models[1:], strict=False))
-    assert 0 < moved < 6
-    assert taken == [moved]
-    assert torch.isfinite(trace.rounds[0]["states"]["c", 0]).all()
-
-
-class HugeLoss(ToyModule):
-    def loss(self, batch):
-        return 20 * super().loss(batch)
