@@ -1,6 +1,7 @@
 """Looks at the files that ``--config`` names before they are parsed, so that a refusal can name the file."""
 
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,11 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc,unused-ignore]
     """Refuses a key that is given twice, of which YAML would silently take the last."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        seen: set[Any] = set()
-        for key, _ in node.value:
-            if key.value in seen and isinstance(key, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key '{key.value}' is there twice", key.start_mark
-                )
-            if isinstance(key, yaml.ScalarNode):
-                seen.add(key.value)
+        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        names = [key.value for key in keys]
+        for number, key in enumerate(keys):
+            if key.value in names[:number]:
+                raise yaml.constructor.ConstructorError(None, None, f"'{key.value}' is there twice", key.start_mark)
         return super().construct_mapping(node, deep)
 
 
@@ -33,7 +31,7 @@ def check_configs(args: list[str]) -> None:
     Raises:
         ValueError: naming the file and what it must hold.
     """
-    values = [b for a, b in zip(args, args[1:], strict=False) if a in ("-c", "--config")]
+    values = [b for a, b in pairwise(args) if a in ("-c", "--config")]
     values += [arg.partition("=")[2] for arg in args if arg.startswith("--config=")]
     for value in values:
         if Path(value).is_file():

@@ -106,9 +106,8 @@ def _nested(message: str) -> str:
     given = re.findall(r"(?:Given value|Got value): (.*)", inner)
     kinds = dict.fromkeys(re.findall(r"Expected an? (?!path but )(.+?)(?:\. Got value.*)?$", inner, re.MULTILINE))
     if re.search("Not a valid subclass of|Unexpected import path format", inner):
-        kinds |= dict.fromkeys(
-            re.findall(r"<class '([\w.]+\.\w+)'>", inner.rpartition("Subtypes:")[2].partition("\n")[0])
-        )
+        subtypes = inner.rpartition("Subtypes:")[2].partition("\n")[0]
+        kinds |= dict.fromkeys(re.findall(r"<class '[\w.]+\.\w+'>", subtypes))
     if path and given and kinds:
         value = re.sub(r"NestedArg\(key='[^']*', val=(.*)\)", r"\1", given[0]).strip("'")
         return f"{'.'.join(path)}: must be {' or '.join(sorted(map(_kind, kinds), key='null'.__eq__))}, got '{value}'."

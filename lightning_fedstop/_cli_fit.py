@@ -163,19 +163,22 @@ class FedStopCLI(LightningCLI):
     def _parse_ckpt_path(self) -> None:
         """Take over the model's hyperparameters from the checkpoint where it says of which class they are.
 
-        Not if the user has chosen another class: that the checkpoint does not fit it is said when it is loaded.
+        Not to train on a class that the user has not chosen: that the checkpoint does not fit it is said on loading.
         """
         command = self.config.get("subcommand")
         ckpt_path = self.config.get(f"{command}.ckpt_path")
         if not (ckpt_path and os.path.isfile(ckpt_path)):
             return
         saved = (read_checkpoint(ckpt_path).get("hyper_parameters") or {}).get("_class_path")
-        model = self.config[command].model
-        arguments = model.get("init_args") or {}
-        is_chosen = any(is_given(model.class_path, name, value) for name, value in arguments.items())
-        model_class = resolve_name(model.class_path)
-        if saved == _path_of(model_class) or (saved and model_class is ImageClassifier and not is_chosen):
+        if saved and (command != "fit" or saved == self._chosen_model(command, default=saved)):
             super()._parse_ckpt_path()
+
+    def _chosen_model(self, command: str, default: str) -> str:
+        """The class path of the model, or ``default`` where it and all its arguments are those of the command line."""
+        model = self.config[command].model
+        model_class, arguments = resolve_name(model.class_path), model.get("init_args") or {}
+        is_chosen = any(is_given(model.class_path, name, value) for name, value in arguments.items())
+        return default if model_class is ImageClassifier and not is_chosen else _path_of(model_class)
 
     def _add_instantiators(self) -> None:
         self.errors = ErrorKeeper()

@@ -35,7 +35,8 @@ def main(args: list[str] | None = None) -> None:
 
     Raises:
         SystemExit: With code 2 for an error in the arguments, the configuration or the data, after one sentence on
-            stderr; with code 0 after ``--help`` and the like. An error within training is raised as it is.
+            stderr; with code 0 after ``--help`` and the like; with 130 after Ctrl-C. An error within training is raised
+            as it is.
     """
     given = list(sys.argv[1:] if args is None else args)
     debug = "--debug" in given
@@ -52,9 +53,9 @@ def main(args: list[str] | None = None) -> None:
     elif command in ("--version", "version"):
         print(f"fedstop {__version__}")
     elif command in OTHER_COMMANDS:
-        _guarded(_load(OTHER_COMMANDS[command][0]), argv[1:], f"fedstop {command}", debug)
+        _guarded(OTHER_COMMANDS[command][0], argv[1:], f"fedstop {command}", debug)
     elif command in TRAINING_COMMANDS or command.startswith("-"):
-        _guarded(_load("lightning_fedstop._cli_fit:FedStopCLI"), argv, f"fedstop {command}".partition(" -")[0], debug)
+        _guarded("lightning_fedstop._cli_fit:FedStopCLI", argv, f"fedstop {command}".partition(" -")[0], debug)
     else:
         known = [*TRAINING_COMMANDS, *OTHER_COMMANDS]
         near = get_close_matches(command, known, n=1)
@@ -69,10 +70,15 @@ def _load(path: str) -> Callable[[list[str]], Any]:
     return loaded
 
 
-def _guarded(run: Callable[[list[str]], Any], argv: list[str], prog: str, debug: bool) -> None:
+def _guarded(path: str, argv: list[str], prog: str, debug: bool) -> None:
     """Run a command; turn an error in what the user gave into one sentence and exit code 2."""
     try:
-        run(argv)
+        _load(path)(argv)
+    except KeyboardInterrupt as error:
+        if debug:
+            _print_traceback(error)
+        sys.stderr.write(f"{prog}: interrupted; finished rounds are kept, and `--ckpt_path last` goes on from there.\n")
+        raise SystemExit(130) from error
     except SystemExit as error:
         if debug and error.__cause__ is not None:
             _print_traceback(error.__cause__)

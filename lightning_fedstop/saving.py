@@ -241,12 +241,14 @@ class Saving(TrainerInterface):
     def _write_summary(self, test: dict[str, float]) -> None:
         """Write ``summary.json`` and print it in short."""
         saver = next((c for c in self.callbacks if isinstance(c, ModelCheckpoint)), None)
+        # A resumed run that had nothing left to train has saved nothing.
+        written = saver is not None and (saver.best_model_path or saver.last_model_path or self.ckpt_path)
         summary = summarize(
             stop_round=self.current_epoch,
             stop_reason=self._stop_reason(),
             budget=self.max_rounds,
             test=test,
-            checkpoint=(saver.best_model_path or saver.last_model_path or None) if saver is not None else None,
+            checkpoint=written or None,
             log_dir=self.log_dir,
             device=self.fabric.device,
             seconds=time.perf_counter() - self._began,

@@ -1,5 +1,5 @@
 import pytest
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
@@ -94,6 +94,19 @@ def test_modules_of_another_kind_are_refused(tmp_path):
     twin = type("Twin", (nn.Module,), {"__module__": "pytorch_lightning.core"})
     with pytest.raises(TypeError, match="`pytorch_lightning` is another package"):
         check_module(type("Mine", (twin,), {})())
+
+
+def test_a_module_without_a_training_step_is_evaluated_but_not_trained():
+    module = LightningModule()
+    assert check_module(module) is module
+    with pytest.raises(MisconfigurationException, match="LightningModule needs a `training_step` to be trained"):
+        check_module(module, trains=True)
+
+
+@pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_fork", "ddp_notebook"])
+def test_strategies_that_copy_this_process_are_refused(tmp_path, strategy):
+    with pytest.raises(ValueError, match=f"`strategy` must start whole processes, .* got '{strategy}'"):
+        make_loop(tmp_path, strategy=strategy)
 
 
 def test_checkpoints_come_last():

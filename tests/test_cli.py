@@ -94,6 +94,36 @@ def test_checkpoint_of_a_run_loads_in_plain_lightning_and_is_evaluated(root, cap
         assert metric in capsys.readouterr().out
 
 
+def test_training_goes_on_with_the_model_that_was_chosen(root, capsys):
+    main(["fit", *TINY, "--trainer.max_rounds", "1"])
+    path = str(next(root.rglob("*.ckpt")))
+    other = ["--config", str(CONF / "classifier.yaml")]
+    assert "holds another model than ImageClassifier" in refusal(capsys, "fit", *TINY, *other, "--ckpt_path", path)
+    without_model = yaml.safe_load((CONF / "tiny.yaml").read_text())
+    del without_model["model"]
+    (root / "x.yaml").write_text(yaml.safe_dump(without_model))
+    main(["fit", "--config", "x.yaml", "--ckpt_path", path])
+    assert len(list(root.rglob("summary.json"))) == 2
+
+
+def test_ctrl_c_is_one_line_and_the_run_can_go_on(root, capsys, monkeypatch):
+    step = cli_classes.Linear.training_step
+
+    def interrupted(module, batch, batch_idx):
+        if module.trainer.current_epoch == 1:
+            raise KeyboardInterrupt
+        return step(module, batch, batch_idx)
+
+    monkeypatch.setattr(cli_classes.Linear, "training_step", interrupted)
+    with pytest.raises(SystemExit) as exit:
+        main(["fit", *TINY])
+    assert exit.value.code == 130
+    assert "fedstop fit: interrupted; finished rounds are kept" in capsys.readouterr().err
+    monkeypatch.setattr(cli_classes.Linear, "training_step", step)
+    main(["fit", *TINY, "--ckpt_path", "last"])
+    assert len((root / "lightning_logs/version_1/metrics.csv").read_text().splitlines()) == 3
+
+
 def test_hyperparameters_of_a_users_model_are_its_own(root):
     main(["fit", *TINY, "--model", USER + "TenClasses", "--trainer.max_rounds", "1"])
     path = next(root.rglob("*.ckpt"))

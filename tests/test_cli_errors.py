@@ -48,6 +48,9 @@ def root(tmp_path, monkeypatch):
         (["--config", str(CONF / "no_yaml.txt")], ["no_yaml.txt: it is not YAML", "line 2"]),
         (["--config", str(CONF / "list.yaml")], ["list.yaml: it must hold keys such as `trainer:`, but holds [1]"]),
         (["--config"], ["expected one argument"]),
+        (["--model", ".Net"], ["model: must be LightningModule or null, got '.Net'"]),
+        (["--model", "3"], ["model: there is no class '3'"]),
+        (["--data.skew", "Skew"], ["data.skew: there is no class 'Skew'; there are DirichletSkew, Iid"]),
     ],
 )
 def test_what_cannot_be_parsed_is_one_sentence(root, capsys, args, says):
@@ -75,6 +78,11 @@ def test_what_cannot_be_parsed_is_one_sentence(root, capsys, args, says):
         (["--data", USER + "Unreadable"], "no-such-file.npz"),
         (["--trainer.clients_per_round", "6"], "`clients_per_round` must be at most"),
         (["--ckpt_path", "none.ckpt"], "none.ckpt"),
+        (["--ckpt_path", str(CONF / "tiny.yaml")], "tiny.yaml' cannot be read as a checkpoint"),
+        (["--config", str(CONF / "classifier.yaml"), "--model.num_classes", "9"], "`num_classes` must be at least 10"),
+        (["--trainer.default_root_dir", str(CONF / "tiny.yaml")], "The run cannot be recorded under"),
+        (["--trainer.strategy", "ddp_spawn"], "`strategy` must start whole processes"),
+        (["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=x"], "conditioned on metric `x`"),
     ],
 )
 def test_what_is_refused_while_building_or_reading_data_is_one_sentence(root, capsys, args, sentence):
@@ -128,6 +136,11 @@ UNION = """Parser key "data":
             "data: Digits has no argument 'batchsize'; did you mean",
         ),
         (UNION.format(reason='Key "seed" is required but'), "data: Digits needs the argument seed."),
+        (
+            "Option 'data.skew' is not accepted before subcommand 'fit'",
+            "data.skew: the command comes first, as in `fedstop fit --config x.yaml`.",
+        ),
+        ("--data.help: Expected a dot import path string: Nope", "--data.help: there is no class 'Nope'."),
         ("something new\n  in two lines", "something new in two lines"),
     ],
 )

@@ -43,6 +43,23 @@ class ReturnsDict(ToyModule):
         return {"loss": self.loss(batch), "extra": 1}
 
 
+class ForgetsTheLoss(ToyModule):
+    def training_step(self, batch, batch_idx):
+        return {"los": self.loss(batch)}
+
+
+class Skips(ToyModule):
+    def training_step(self, batch, batch_idx):
+        return None
+
+
+def test_a_dict_without_loss_is_refused_and_none_is_warned_of_once(tmp_path, recwarn):
+    with pytest.raises(TypeError, match="must return a dict with 'loss', got one with 'los'"):
+        one_client(tmp_path, ForgetsTheLoss())
+    one_client(tmp_path, Skips(), local_epochs=2)
+    assert len([w for w in recwarn if "`training_step` returned None" in str(w.message)]) == 1
+
+
 class TakesBatchAlone(ToyModule):
     def training_step(self, batch):
         return self.loss(batch)

@@ -37,6 +37,16 @@ def test_backward_fills_the_gradient_vector_and_adds_to_it():
     assert not flat.grad.any()
 
 
+def test_parameters_whose_memory_was_exchanged_are_refused():
+    module = net()
+    flat = FlatParameters(module)
+    module[0].weight.data.zero_()
+    flat.check_unchanged()
+    module[0].weight.data = torch.zeros(2, 3)
+    with pytest.raises(ValueError, match=r"must keep their memory during a fit, but 0\.weight lies elsewhere now"):
+        flat.check_unchanged()
+
+
 def test_gradients_that_were_replaced_or_dropped_come_back_into_the_vector():
     module = net()
     flat = FlatParameters(module)

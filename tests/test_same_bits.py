@@ -17,6 +17,14 @@ def deep(root, *callbacks, **arguments):
     return fit(root, *callbacks, module=Deep(), **{"max_rounds": 6, "clients_per_round": 3} | arguments)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_seed_left():
+    """Other tests' `seed_everything` leaves its seed in the environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PL_GLOBAL_SEED", raising=False)
+        yield
+
+
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
     _, module = deep(tmp_path_factory.mktemp("reference"))

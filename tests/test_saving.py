@@ -2,6 +2,7 @@
 
 import csv
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,19 @@ from tests.helpers import Deep, ToyData, ToyModule, bits, fit, make_loop, same
 
 def files(root):
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+
+
+def dealt(digest):
+    """Clients' data whose partition is known."""
+    data = ToyData()
+    data.partition = SimpleNamespace(digest=digest)
+    return data
+
+
+def without_bias():
+    module = ToyModule()
+    module.net.bias.requires_grad_(False)
+    return module
 
 
 VERSION = "lightning_logs/version_0"
@@ -176,7 +190,10 @@ def test_hyperparameters_that_are_objects_are_left_out_with_a_warning(tmp_path):
         ({"seed": 5}, ValueError, "comes from seed 0, this run uses 5"),
         ({"method": SCAFFOLD()}, ValueError, "comes from FedAvg, this run uses SCAFFOLD"),
         ({"data": ToyData([4, 4])}, ValueError, "a federation of 5 clients, this one has 2"),
+        ({"data": dealt("other")}, ValueError, "comes from another partition"),
+        ({"max_rounds": 2}, ValueError, "`max_rounds` must be at least 3, as in .*, got 2"),
         ({"module": Deep()}, ValueError, "holds another model than Deep"),
+        ({"module": without_bias()}, ValueError, "10 trainable parameters, this one has 8"),
         ({"ckpt_path": "nowhere.ckpt"}, FileNotFoundError, "There is no checkpoint at 'nowhere.ckpt'"),
     ],
 )
@@ -184,6 +201,21 @@ def test_checkpoints_of_another_run_are_refused(tmp_path, change, error, message
     fit(tmp_path)
     with pytest.raises(error, match=message):
         fit(tmp_path, **{"ckpt_path": "last"} | change)
+
+
+def test_the_same_partition_is_resumed_and_a_checkpoint_that_lacks_an_entry_is_refused(tmp_path):
+    loop, _ = fit(tmp_path, data=dealt("one"))
+    path = loop.summary["checkpoint"]
+    loop, _ = fit(tmp_path, data=dealt("one"), ckpt_path=path)
+    assert loop.summary["checkpoint"] == path  # nothing was left to train
+    checkpoint = torch.load(path, weights_only=True)
+    del checkpoint["federated"]["row"]
+    torch.save(checkpoint, path)
+    with pytest.raises(ValueError, match="written by another version of this package: it has no 'row'"):
+        fit(tmp_path, data=dealt("one"), ckpt_path=path)
+    torch.save({**checkpoint, "state_dict": [1]}, path)
+    with pytest.raises(ValueError, match="is no Lightning checkpoint"):
+        fit(tmp_path, data=dealt("one"), ckpt_path=path)
 
 
 def test_last_without_any_run_is_refused(tmp_path):

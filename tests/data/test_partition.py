@@ -14,6 +14,16 @@ def partition():
     return Partition.create(DirichletSkew(0.3), LABELS, 12, seed=5)
 
 
+def test_the_digest_tells_who_has_which_samples():
+    labels = np.arange(12) % 3
+    digests = [
+        Partition.create(skew, labels, 3, seed).digest for skew in (Iid(), DirichletSkew(1.0)) for seed in (0, 1)
+    ]
+    assert len(set(digests)) == 4
+    assert digests[0] == Partition.create(Iid(), labels, 3, 0).digest
+    assert digests[0] != Partition.create(Iid(), labels[::-1], 3, 0).digest
+
+
 def test_holds_what_the_skew_dealt(partition):
     lists = DirichletSkew(0.3).partition(LABELS, 12, 5)
     assert len(partition) == 12

@@ -2,7 +2,7 @@ import json
 
 import pytest
 import torch
-from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch import LightningDataModule, Trainer, seed_everything
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedstop.models import ImageClassifier
@@ -21,6 +21,13 @@ def loader(size=32, n=6, labels_shape=()):
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(n, 1, size, size, generator=generator)
     return DataLoader(TensorDataset(images, (torch.arange(n) % 3).reshape(n, *labels_shape)), batch_size=4)
+
+
+def test_data_of_more_classes_is_refused(tmp_path):
+    loader_of = LightningDataModule.from_datasets(loader().dataset, batch_size=4)
+    loader_of.num_classes = 4
+    with pytest.raises(ValueError, match="`num_classes` must be at least 4, the classes of the data, got 3"):
+        trainer(tmp_path).fit(tiny(), loader_of)
 
 
 def trainer(path, **arguments):
