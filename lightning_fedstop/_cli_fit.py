@@ -24,6 +24,8 @@ from lightning_fedstop.models import ImageClassifier
 # Short class names in a configuration are looked up among the classes that have been imported.
 for _module in ("cohort", "methods", "data", "models", "stopping.early_stopping"):
     import_module(f"lightning_fedstop.{_module}")
+# `released_code.FedLESAM` is how the methods' documentation and the paper's configurations name that class.
+sys.modules.setdefault("released_code", import_module("lightning_fedstop.methods.released_code"))
 
 
 class FedStopParser(LightningArgumentParser):

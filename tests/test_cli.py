@@ -221,6 +221,13 @@ def test_a_class_has_its_own_defaults_not_those_of_the_default_class(capsys, tmp
     assert (config["data"]["init_args"]["num_clients"], config["data"]["init_args"]["batch_size"]) == (20, 32)
 
 
+@pytest.mark.parametrize("name", ["released_code.FedLESAM", "ReleasedFedLESAM"])
+def test_methods_of_the_released_code_by_name(root, name):
+    method = built("--trainer.method", name, "--trainer.method.rho", "0.5").trainer.method
+    assert (type(method).__name__, method.rho, method.memory) == ("ReleasedFedLESAM", 0.5, "last_round")
+    assert type(built("--trainer.method", "FedLESAM").trainer.method).__name__ == "FedLESAM"
+
+
 def test_callbacks_are_appended_to_those_of_the_configuration(capsys):
     config = printed_config(
         capsys, "--config", str(ROOT / "configs/quickstart.yaml"), "--trainer.callbacks+=LearningRateMonitor"

@@ -2,7 +2,9 @@
 
 Each class here is a published method with other defaults, to replay the paper's tables::
 
-    --trainer.method lightning_fedstop.methods.released_code.FedLESAM
+    --trainer.method released_code.FedLESAM
+
+It is also known as ``ReleasedFedLESAM``, a name that no published method has, in configurations and checkpoints.
 
 * Control variates are divided by L = E n_0 / B, made of client 0's samples for every client, a fraction, and without
   regard to momentum: they diverge under the paper's settings unless the clip holds them.
@@ -28,59 +30,67 @@ __all__ = [
     "FedSMOO",
     "FedSpeed",
     "FedWMSAM",
+    "ReleasedFedDyn",
+    "ReleasedFedGamma",
+    "ReleasedFedLESAM",
+    "ReleasedFedProx",
+    "ReleasedFedSMOO",
+    "ReleasedFedSpeed",
+    "ReleasedFedWMSAM",
+    "ReleasedSCAFFOLD",
 ]
 
 
-class FedProx(methods.FedProx):
+class ReleasedFedProx(methods.FedProx):
     """:class:`~lightning_fedstop.methods.FedProx` with the proximal term split around the clip."""
 
     def __init__(self, mu: float = 1e-3) -> None:
         super().__init__(mu, prox_inside_clip=False)
 
 
-class SCAFFOLD(methods.SCAFFOLD):
+class ReleasedSCAFFOLD(methods.SCAFFOLD):
     """:class:`~lightning_fedstop.methods.SCAFFOLD` with the gain of client 0."""
 
     def __init__(self) -> None:
         super().__init__(control_gain="released_code", control_update="delta")
 
 
-class FedDyn(methods.FedDyn):
+class ReleasedFedDyn(methods.FedDyn):
     """:class:`~lightning_fedstop.methods.FedDyn` with the proximal term split around the clip."""
 
     def __init__(self, alpha: float = 1e-3) -> None:
         super().__init__(alpha, prox_inside_clip=False)
 
 
-class FedSpeed(methods.FedSpeed):
+class ReleasedFedSpeed(methods.FedSpeed):
     """:class:`~lightning_fedstop.methods.FedSpeed` with the proximal term split around the clip."""
 
     def __init__(self, alpha: float = 1e-3, rho: float = 1e-3) -> None:
         super().__init__(alpha, rho, prox_inside_clip=False)
 
 
-class FedSMOO(methods.FedSMOO):
+class ReleasedFedSMOO(methods.FedSMOO):
     """:class:`~lightning_fedstop.methods.FedSMOO` with the split proximal term and the message mu_m."""
 
     def __init__(self, alpha: float = 1e-3, rho: float = 1e-3) -> None:
         super().__init__(alpha, rho, message="mu", prox_inside_clip=False)
 
 
-class FedGamma(methods.FedGamma):
+class ReleasedFedGamma(methods.FedGamma):
     """:class:`~lightning_fedstop.methods.FedGamma` with the gain of client 0."""
 
     def __init__(self, rho: float = 1e-3) -> None:
         super().__init__(rho, control_gain="released_code", control_update="delta")
 
 
-class FedLESAM(methods.FedLESAM):
+class ReleasedFedLESAM(methods.FedLESAM):
     """:class:`~lightning_fedstop.methods.FedLESAM` with one number per tensor, from the last round's update."""
 
     def __init__(self, rho: float = 1e-3) -> None:
         super().__init__(rho, memory="last_round", perturbation="released_code")
 
 
-class FedWMSAM(methods.FedWMSAM):
+class ReleasedFedWMSAM(methods.FedWMSAM):
     """:class:`~lightning_fedstop.methods.FedWMSAM` as released.
 
     Args:
@@ -98,3 +108,13 @@ class FedWMSAM(methods.FedWMSAM):
             control_gain="released_code",
             control_update="delta",
         )
+
+
+FedProx = ReleasedFedProx
+SCAFFOLD = ReleasedSCAFFOLD
+FedDyn = ReleasedFedDyn
+FedSpeed = ReleasedFedSpeed
+FedSMOO = ReleasedFedSMOO
+FedGamma = ReleasedFedGamma
+FedLESAM = ReleasedFedLESAM
+FedWMSAM = ReleasedFedWMSAM
