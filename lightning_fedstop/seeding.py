@@ -55,7 +55,7 @@ def seeded(seed: int) -> Iterator[None]:
     with isolate_rng():
         random.seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002 - the global generator is the one that user code draws from
-        torch.manual_seed(seed)
+        _seed_torch(seed)
         try:
             yield
         except BaseException as raised:
@@ -63,3 +63,12 @@ def seeded(seed: int) -> Iterator[None]:
             error = raised
     if error is not None:
         raise error
+
+
+def _seed_torch(seed: int) -> None:
+    """What ``torch.manual_seed`` does, without queueing a seed, at 1.7 ms a call, for a device that is not in use."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(seed)
+    if torch.backends.mps.is_available():
+        torch.mps.manual_seed(seed)

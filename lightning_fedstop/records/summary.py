@@ -3,7 +3,6 @@
 import functools
 import hashlib
 import platform
-import resource
 import sys
 from importlib import metadata
 from typing import Any
@@ -33,9 +32,13 @@ def device_name(device: torch.device) -> str:
 
 def peak_memory(device: torch.device) -> dict[str, int]:
     """Peak memory of this process so far, in bytes: resident, and allocated on the accelerator."""
-    # `ru_maxrss` counts KiB on Linux and bytes on macOS.
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = {"resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+    peak: dict[str, int] = {}
+    if sys.platform != "win32":
+        import resource
+
+        # `ru_maxrss` counts KiB on Linux and bytes on macOS.
+        unit = 1 if sys.platform == "darwin" else 1024
+        peak["resident"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     if device.type == "cuda":
         peak["accelerator"] = torch.cuda.max_memory_allocated(device)
     return peak
