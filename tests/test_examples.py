@@ -20,3 +20,14 @@ def test_drop_in_callback(capsys, tmp_path, monkeypatch):
     assert f"Stopped after {early_stopping.stopped_epoch + 1} of 200 epochs." in printed
     assert early_stopping.stopping_reason_message in printed
     assert list(tmp_path.iterdir()) == []
+
+
+def test_federate_your_module(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    loop = load("federate_your_module").main(default_root_dir=str(tmp_path))
+    printed = capsys.readouterr().out
+    assert loop.should_stop
+    assert loop.summary["stop_round"] < 150
+    assert loop.summary["test"]["test_accuracy"] > 0.85
+    assert f"Stopped at round {loop.summary['stop_round']} of 150" in printed
+    assert [path.name for path in tmp_path.iterdir()] == ["lightning_logs"]
