@@ -72,7 +72,7 @@ class Saving(TrainerInterface):
                 self._stateful_callbacks(),
                 epoch=self.current_epoch,
                 global_step=self.global_step,
-                federated=self._federated_state(),
+                federated={} if weights_only else self._federated_state(),
                 weights_only=weights_only,
             )
         if not weights_only:
@@ -268,7 +268,9 @@ class Saving(TrainerInterface):
             return self.nonfinite_reason
         if not self.should_stop:
             return f"The budget of {self.max_rounds} rounds is used up."
-        reasons = [getattr(callback, "stopping_reason_message", None) for callback in self.callbacks]
+        # A rule that only observes says when it would have stopped, which ended nothing.
+        rules = [callback for callback in self.callbacks if not getattr(callback, "observe_only", False)]
+        reasons = [getattr(callback, "stopping_reason_message", None) for callback in rules]
         return next((reason for reason in reasons if reason), "A callback set `should_stop`.")
 
     def _warn(self, message: str) -> None:

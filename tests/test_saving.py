@@ -241,3 +241,11 @@ def test_a_plateau_schedule_survives_a_first_round_that_diverges(tmp_path):
 
     loop, _ = fit(tmp_path, module=Plateau())
     assert "in round 1 is not finite" in loop.summary["stop_reason"]
+
+
+def test_a_rule_that_only_observes_is_not_the_reason(tmp_path):
+    observer = TaskVectorEarlyStopping(threshold=1e9, patience=1, observe_only=True)
+    stopper = TaskVectorEarlyStopping(threshold=1e8, patience=3)
+    loop, _ = fit(tmp_path, observer, stopper, max_rounds=20)
+    assert observer.stop_round < stopper.stop_round == loop.current_epoch
+    assert loop.summary["stop_reason"] == stopper.stopping_reason_message != observer.stopping_reason_message
