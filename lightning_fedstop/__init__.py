@@ -40,7 +40,14 @@ if TYPE_CHECKING:
         FedWMSAM,
     )
     from lightning_fedstop.models import ImageClassifier
-    from lightning_fedstop.stopping import StoppingReason, TaskVectorCriterion, TaskVectorEarlyStopping, stopping_round
+    from lightning_fedstop.stopping import (
+        ConsensusEarlyStopping,
+        StoppingReason,
+        TaskVectorCriterion,
+        TaskVectorEarlyStopping,
+        ValidationEarlyStopping,
+        stopping_round,
+    )
 
 _HOMES = {
     "client_state": ("ClientStates",),
@@ -73,7 +80,14 @@ _HOMES = {
         "FederatedMethod",
     ),
     "models": ("ImageClassifier",),
-    "stopping": ("StoppingReason", "TaskVectorCriterion", "TaskVectorEarlyStopping", "stopping_round"),
+    "stopping": (
+        "ConsensusEarlyStopping",
+        "StoppingReason",
+        "TaskVectorCriterion",
+        "TaskVectorEarlyStopping",
+        "ValidationEarlyStopping",
+        "stopping_round",
+    ),
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -81,6 +95,7 @@ __all__ = [
     "SCAFFOLD",
     "ClientStates",
     "Cohort",
+    "ConsensusEarlyStopping",
     "Digits",
     "DirichletSkew",
     "FedAvg",
@@ -109,6 +124,7 @@ __all__ = [
     "TaskVectorCriterion",
     "TaskVectorEarlyStopping",
     "UniformCohort",
+    "ValidationEarlyStopping",
     "__version__",
     "stopping_round",
 ]

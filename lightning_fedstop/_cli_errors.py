@@ -4,12 +4,10 @@
 """
 
 import argparse
+import ast
 import dis
-import inspect
 import re
-from collections.abc import Iterator
 from difflib import get_close_matches
-from pkgutil import resolve_name
 from traceback import walk_tb
 from types import FrameType
 from typing import Any
@@ -17,6 +15,8 @@ from typing import Any
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from lightning_fedstop._cli_names import misformed, resolved, unknown_argument, unknown_class
 
 # The wordings of jsonargparse 4.39 and of later versions.
 _KEY = re.compile(r'Parser key "([^"]+)"')
@@ -29,9 +29,6 @@ _UNKNOWN_ARGUMENT = re.compile(
 )
 _MISSING = re.compile(r'the following arguments are required: (.+)|Key "([^"]+)" is required')
 _CLASS_PATH = re.compile(r"Problem with given class_path '([^']+)'")
-_MANY = 12
-# What `LightningCLI` passes to an optimizer or a scheduler itself.
-_NOT_GIVEN = ("self", "params", "optimizer")
 
 
 def explain(message: str, parser: argparse.ArgumentParser) -> str:
@@ -46,7 +43,8 @@ def explain(message: str, parser: argparse.ArgumentParser) -> str:
         options = [word for word in words if word.startswith("-")]
         if not options:
             return f"'{words[0]}' is left over: each value needs a key in front, as in `--trainer.max_rounds 10`."
-        return _no_such_key(options[0].lstrip("-").partition("=")[0].removesuffix("+"), parser)
+        key = options[0].lstrip("-").partition("=")[0].removesuffix("+")
+        return _no_such_key(key, parser) if key else f"'{options[0]}' is left over: there is no such key."
     if match := _UNKNOWN_KEY.search(message):
         prefix = f"{match[2]}." if match[1] == "Group" else ""
         return _no_such_key(prefix + (match[3] or match[4]), parser)
@@ -54,6 +52,14 @@ def explain(message: str, parser: argparse.ArgumentParser) -> str:
         return f"{match[1]}: the command comes first, as in `fedstop {match[2]} --config x.yaml`."
     if match := re.match(r"(--[\w.]+\.help): Expected a dot import path string: (\S+)", message):
         return f"{match[1]}: there is no class '{match[2]}'."
+    if match := re.match(r"ambiguous option: --(\S+) could match ", message):
+        return _no_such_key(match[1].partition("=")[0], parser)
+    if match := re.match(r"argument (?:-\w/)?(\S+): expected (?:one|at least one) argument", message):
+        return f"{match[1].removeprefix('--') if '.' in match[1] else match[1]}: needs a value, but none was given."
+    if match := re.match(r"""(?:Parser key "([\w.]+)":\s*)?Unable to load config ['"](.*?)['"]""", message):
+        keys = [action.dest.partition(".")[2] for action in parser._actions if action.dest.startswith(f"{match[1]}.")]
+        some = ", ".join(key for key in keys if "." not in key) or "trainer"
+        return f"{match[1] or '--config'}: must hold keys of its own, which are {some}, got '{match[2]}'."
     return _nested(message)
 
 
@@ -81,7 +87,7 @@ def _nested(message: str) -> str:
             class_path = match[1]
         where = ".".join(path) or "error"
         if match := _UNKNOWN_ARGUMENT.search(line):
-            return f"{where}: {_unknown_argument(class_path, match[1] or match[2] or match[3])}"
+            return f"{where}: {unknown_argument(class_path, match[1] or match[2] or match[3])}"
         if match := _MISSING.search(line):
             names = match[1] or match[2]
             if not class_path:
@@ -92,9 +98,9 @@ def _nested(message: str) -> str:
         if match := re.search(r"module '([^']+)' has no attribute '([^']+)'", line):
             return f"{where}: '{class_path}' cannot be imported: the module '{match[1]}' has no '{match[2]}'."
         if match := re.search(r"Import path (\S*).*does not correspond to a subclass of (\w+)", line):
-            values = re.findall("Given value: (.*)", message) or [match[1]]
-            return f"{where}: '{values[0]}' is not a subclass of {match[2]}."
-        if match := re.search(r"Expected a dot import path string: (\S+)", line):
+            plain = re.findall(r"Given value: ([\w.]+)$", message, re.MULTILINE) or [match[1]]
+            return f"{where}: '{plain[0]}' is not a subclass of {match[2]}."
+        if (match := re.search(r"Expected a dot import path string: (\S+)", line)) and not _takes_numbers(message):
             return f"{where}: {_unknown_class(match[1], message)}"
         if "Expected an instantiatable class" in line:
             values = re.findall("Given value: (.*)", _innermost(message))
@@ -104,16 +110,34 @@ def _nested(message: str) -> str:
             return f"--{where} {match[1]}: it {missing}."
     inner = _innermost(message)
     given = re.findall(r"(?:Given value|Got value): (.*)", inner)
-    kinds = dict.fromkeys(re.findall(r"Expected an? (?!path but )(.+?)(?:\. Got value.*)?$", inner, re.MULTILINE))
+    kinds = dict.fromkeys(re.findall(r"Expected an? (?!path but |dot import path)(.+?)(?:\. Got value.*)?$", inner, re.MULTILINE))
     if re.search("Not a valid subclass of|Unexpected import path format", inner):
         subtypes = inner.rpartition("Subtypes:")[2].partition("\n")[0]
         kinds |= dict.fromkeys(re.findall(r"<class '[\w.]+\.\w+'>", subtypes))
+    if path and given and list(kinds) == ["<class 'NoneType'>"]:
+        return misformed(".".join(path), _value(given[0])) or (
+            f"{'.'.join(path)}: must be a class with `class_path` and `init_args`, or null, got {given[0]}."
+        )
     if path and given and kinds:
         value = re.sub(r"NestedArg\(key='[^']*', val=(.*)\)", r"\1", given[0]).strip("'")
         return f"{'.'.join(path)}: must be {' or '.join(sorted(map(_kind, kinds), key='null'.__eq__))}, got '{value}'."
     if path and class_path and (reason := re.search(r"Problem with given class_path '[^']+':\s*(.+)", message)):
-        return f"{'.'.join(path)}: '{class_path}': {reason[1].strip()}."
-    return _one_line(message)
+        values = [misformed(".".join(path), _value(value)) for value in re.findall("Given value: (.*)", message)]
+        return next(filter(None, values), f"{'.'.join(path)}: '{class_path}': {reason[1].strip()}.")
+    return re.sub(r'^Parser key "([\w.]+)":', r"\1:", _one_line(message))
+
+
+def _takes_numbers(message: str) -> bool:
+    """Whether a number would have done where a class was looked for, as for an optimizer's ``lr``."""
+    kinds = message.rpartition("Subtypes:")[2].partition("\n")[0]
+    return any(f"<class '{kind}'>" in kinds for kind in ("int", "float", "bool"))
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return None
 
 
 def _first_branches(message: str) -> str:
@@ -149,55 +173,9 @@ def _innermost(message: str) -> str:
     return "\n".join(lines[last:end])
 
 
-def _unknown_argument(class_path: str, name: str) -> str:
-    names = _arguments_of(class_path)
-    near = get_close_matches(name, names, n=1)
-    hint = f"; did you mean '{near[0]}'?" if near else "."
-    return f"{class_path.rpartition('.')[2]} has no argument '{name}'{hint} It takes {', '.join(names) or 'none'}."
-
-
-def _arguments_of(class_path: str) -> list[str]:
-    target = _resolved(class_path)
-    return [] if target is None else [name for name in parameters_of(target) if name not in _NOT_GIVEN]
-
-
-def parameters_of(target: Any) -> dict[str, inspect.Parameter]:
-    """What a class or function takes, with what a class passes on to its parents by ``**kwargs``."""
-    found: dict[str, inspect.Parameter] = {}
-    for owner in target.__mro__ if inspect.isclass(target) else [target]:
-        function: Any = owner.__init__ if inspect.isclass(owner) else owner
-        parameters = inspect.signature(function).parameters
-        kinds = {parameter.kind for parameter in parameters.values()}
-        variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        found = {name: p for name, p in parameters.items() if p.kind not in variable} | found
-        if inspect.Parameter.VAR_KEYWORD not in kinds:
-            break
-    return found
-
-
-def _resolved(path: str) -> Any:
-    try:
-        return resolve_name(path)
-    except (ImportError, AttributeError, ValueError):
-        return None
-
-
 def _unknown_class(name: str, message: str) -> str:
     kinds = message.rpartition("Subtypes:")[2].partition("\n")[0]
-    bases = [_resolved(path) for path in re.findall(r"[\w.]+\.\w+", kinds)]
-    known = sorted({sub for base in bases if inspect.isclass(base) for sub in _subclasses(base)})
-    near = get_close_matches(name, known, n=3)
-    if near:
-        return f"there is no class '{name}'; did you mean {' or '.join(near)}?"
-    some = [*known[:_MANY], "..."] if len(known) > _MANY else known
-    return f"there is no class '{name}'; there are {', '.join(some)}, and any import path such as mymodule.MyClass."
-
-
-def _subclasses(base: Any) -> Iterator[str]:
-    if not base.__name__.startswith("_") and not inspect.isabstract(base):
-        yield base.__name__
-    for sub in type.__subclasses__(base):
-        yield from _subclasses(sub)
+    return unknown_class(name, [resolved(path) for path in re.findall(r"[\w.]+\.\w+", kinds)])
 
 
 def _kind(kind: str) -> str:
@@ -218,7 +196,11 @@ def sentence_of(error: Exception) -> str | None:
     """
     while str(error).startswith("Call to compute_fn of link") and isinstance(error.__cause__, Exception):
         error = error.__cause__
-    if not isinstance(error, (ValueError, TypeError, OSError, RuntimeError, ImportError, MisconfigurationException)):
+    key = getattr(error, "config_key", None)
+    is_usual = isinstance(
+        error, (ValueError, TypeError, OSError, RuntimeError, ImportError, MisconfigurationException, MemoryError)
+    )
+    if not is_usual and key is None:
         return None
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     building = not any(frame.f_code.co_name == "_run_subcommand" for frame in frames)
@@ -230,9 +212,12 @@ def sentence_of(error: Exception) -> str | None:
     if not (building or preparing or _is_refusal(error)):
         return None
     text = _one_line(str(error)) or type(error).__name__
+    if not is_usual and not text.startswith(type(error).__name__):
+        text = f"{type(error).__name__}: {text}"
     owner = _built_class(frames) if building else None
     prefix = f"{owner}: " if owner and not text.startswith(owner) else ""
-    return f"{prefix}{text}{'' if text.endswith(('.', '!', '?')) else '.'}"
+    where = f"{key}: " if key and not text.startswith(f"{key}.") else ""
+    return f"{where}{prefix}{text}{'' if text.endswith(('.', '!', '?')) else '.'}"
 
 
 def _is_refusal(error: Exception) -> bool:

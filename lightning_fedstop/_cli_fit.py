@@ -15,14 +15,23 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from lightning_fedstop.__about__ import __version__
 from lightning_fedstop._cli_config import check_configs
 from lightning_fedstop._cli_errors import explain
-from lightning_fedstop._cli_links import DATA_LINKS, ErrorKeeper, Instantiator, build_plainly, is_given, linked_value
+from lightning_fedstop._cli_links import (
+    DATA_LINKS,
+    ErrorKeeper,
+    Instantiator,
+    at_key,
+    build_plainly,
+    check_optimizer,
+    is_given,
+    linked_value,
+)
 from lightning_fedstop.checkpoint import read_checkpoint
 from lightning_fedstop.data import MedMNIST
 from lightning_fedstop.loop import FederatedLoop
 from lightning_fedstop.models import ImageClassifier
 
 # Short class names in a configuration are looked up among the classes that have been imported.
-for _module in ("cohort", "methods", "data", "models", "stopping.early_stopping"):
+for _module in ("cohort", "methods", "data", "models", "stopping.baselines", "stopping.consensus_early_stopping"):
     import_module(f"lightning_fedstop.{_module}")
 # `released_code.FedLESAM` is how the methods' documentation and the paper's configurations name that class.
 sys.modules.setdefault("released_code", import_module("lightning_fedstop.methods.released_code"))
@@ -183,7 +192,7 @@ class FedStopCLI(LightningCLI):
         return default if model_class is ImageClassifier and not is_chosen else _path_of(model_class)
 
     def _add_instantiators(self) -> None:
-        self.errors = ErrorKeeper()
+        self.errors = ErrorKeeper(self)
         for key, base in (("model", self._model_class), ("data", self._datamodule_class)):
             self.parser.add_instantiator(self.errors.wrap(Instantiator(self, key)), base, subclasses=True)
         self.parser.add_instantiator(self.errors.wrap(build_plainly), object, subclasses=True)
@@ -192,6 +201,27 @@ class FedStopCLI(LightningCLI):
         """Build data, model, callbacks and loop; what one of them refuses is raised as it is."""
         with self.errors.unwrapped():
             super().instantiate_classes()
+
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        """Build the loop."""
+        try:
+            return super().instantiate_trainer(**kwargs)
+        except Exception as error:
+            raise at_key(error, "trainer") from None
+
+    def _add_configure_optimizers_method_to_model(self, subcommand: str | None) -> None:
+        if self.auto_configure_optimizers:
+            check_optimizer(self)
+        super()._add_configure_optimizers_method_to_model(subcommand)
+
+    def _set_seed(self) -> None:
+        seed = self._get(self.config, "seed_everything")
+        if isinstance(seed, int) and not 0 <= seed < 2**32:
+            raise ValueError(
+                f"seed_everything: must be a whole number from 0 to {2**32 - 1}, true (a random one) or false, "
+                f"got {seed}."
+            )
+        super()._set_seed()
 
 
 def _path_of(cls: type) -> str:

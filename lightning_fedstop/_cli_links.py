@@ -1,17 +1,20 @@
 """What the model takes from the data module, and how both are built from a configuration."""
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from pkgutil import resolve_name
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.cli import LightningCLI, _InstantiatorFn
+from lightning.pytorch.cli import LightningCLI, _InstantiatorFn, instantiate_class
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import nn
 
-from lightning_fedstop._cli_errors import parameters_of
+from lightning_fedstop._cli_names import parameters_of, resolved
 
 DATA_LINKS = ("num_classes", "in_chans")
 
@@ -96,18 +99,20 @@ def refuse_without_clients(datamodule_class: Any) -> None:
 class ErrorKeeper:
     """Wraps instantiators to keep the first error, which jsonargparse hides in a list of all that it tried."""
 
-    def __init__(self) -> None:
+    def __init__(self, cli: LightningCLI) -> None:
+        self.cli = cli
         self.error: Exception | None = None
 
     def wrap(self, build: Callable[..., Any]) -> Callable[..., Any]:
         """An instantiator that does as ``build`` does."""
 
         @wraps(build)
-        def keeping(*args: Any, **kwargs: Any) -> Any:
+        def keeping(class_type: Any, *args: Any, **kwargs: Any) -> Any:
             try:
-                return build(*args, **kwargs)
+                return build(class_type, *args, **kwargs)
             except Exception as error:
-                self.error = self.error or error
+                if self.error is None:
+                    self.error = at_key(error, key_of(self.cli, class_type, kwargs))
                 raise
 
         return keeping
@@ -121,6 +126,67 @@ class ErrorKeeper:
             if self.error is not None:
                 raise self.error from None
             raise
+
+
+def at_key(error: Exception, key: str | None) -> Exception:
+    """The same error, which knows at which key of the configuration it arose."""
+    if key is not None and not hasattr(error, "config_key"):
+        error.config_key = key  # type: ignore[attr-defined]
+    return error
+
+
+def key_of(cli: LightningCLI, class_type: Any, arguments: dict[str, Any]) -> str | None:
+    """Where the configuration names a class: of several places, one whose plain arguments are these."""
+    config = cli.config[cli.subcommand] if getattr(cli, "subcommand", None) else cli.config
+    places = [(key, given) for key, path, given in _classes_in(config.as_dict(), "") if resolved(path) is class_type]
+    for key, given in places:
+        plain = {name: value for name, value in given.items() if isinstance(value, str | int | float)}
+        if all(arguments.get(name, value) == value for name, value in plain.items()):
+            return key
+    return places[0][0] if places else None
+
+
+def _classes_in(value: Any, key: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Key, class path and arguments of each class in a configuration, the innermost first."""
+    parts: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, part in parts:
+        inner = f"{key}[{name}]" if isinstance(value, list) else key if name == "init_args" else f"{key}.{name}"
+        yield from _classes_in(part, inner.removeprefix("."))
+    if isinstance(value, dict) and isinstance(value.get("class_path"), str):
+        yield key, value["class_path"], value.get("init_args") or {}
+
+
+def check_optimizer(cli: LightningCLI) -> None:
+    """Try the optimizer and the scheduler of the command line on one number, before anything is trained.
+
+    Raises:
+        ValueError: for a scheduler without an optimizer, or with what the class has against its arguments.
+    """
+    optimizer, scheduler = cli._get(cli.config_init, "optimizer"), cli._get(cli.config_init, "lr_scheduler")
+    if not optimizer:
+        if scheduler:
+            raise ValueError(
+                "lr_scheduler: needs an optimizer beside it, as in `--optimizer SGD --optimizer.lr 0.1`; without one "
+                "the model's own `configure_optimizers` decides both."
+            )
+        return
+    with _at("optimizer", optimizer):
+        built = instantiate_class(([nn.Parameter(torch.zeros(1))],), optimizer)
+    if not scheduler:
+        return
+    with _at("lr_scheduler", scheduler), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = instantiate_class(built, scheduler)
+        made.step(*[0.0] * isinstance(made, torch.optim.lr_scheduler.ReduceLROnPlateau))
+
+
+@contextmanager
+def _at(key: str, config: dict[str, Any]) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        name = config["class_path"].rpartition(".")[2]
+        raise ValueError(f"{key}: {name} cannot be used as given: {type(error).__name__}: {error}.") from error
 
 
 def build_plainly(class_type: Any, *args: Any, **kwargs: Any) -> Any:

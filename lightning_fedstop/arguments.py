@@ -3,6 +3,7 @@
 import math
 from typing import Any, get_args
 
+from lightning.fabric import Fabric
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
@@ -18,13 +19,16 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from lightning_fedstop.accelerators import accelerator_for_fabric
 from lightning_fedstop.client_state import ClientStates
 from lightning_fedstop.cohort import Cohort, check_clients_per_round, cohort_size
 from lightning_fedstop.methods import FederatedMethod
 from lightning_fedstop.seeding import resolve_seed
 from lightning_fedstop.server import OnNonfinite, Weighting
+from lightning_fedstop.stacked import ClientBackend
 
 TRAINER_ONLY = (
     BatchSizeFinder,
@@ -49,6 +53,7 @@ def check_arguments(arguments: dict[str, Any]) -> None:
     _check_integer(arguments, "min_rounds", 0)
     _check_integer(arguments, "num_nodes", 1)
     _check_integer(arguments, "check_val_every_n_round", 1, optional=True)
+    _check_integer(arguments, "check_test_every_n_round", 1, optional=True)
     _check_integer(arguments, "fast_dev_run", 0)
     if arguments["min_rounds"] > arguments["max_rounds"]:
         raise ValueError(
@@ -67,6 +72,10 @@ def check_arguments(arguments: dict[str, Any]) -> None:
         )
     _check_choice(arguments, "weighting", get_args(Weighting))
     _check_choice(arguments, "on_nonfinite", get_args(OnNonfinite))
+    _check_choice(arguments, "client_backend", get_args(ClientBackend))
+    _check_integer(arguments, "stack_chunk_size", 1, optional=True)
+    if arguments["stack_chunk_size"] is not None and arguments["client_backend"] != "stacked":
+        raise ValueError("`stack_chunk_size` needs `client_backend='stacked'`: nothing else makes stacks.")
     _check_class("method", arguments["method"], FederatedMethod)
     _check_class("cohort", arguments["cohort"], Cohort)
     _check_class("client_states", arguments["client_states"], ClientStates)
@@ -85,6 +94,19 @@ def check_arguments(arguments: dict[str, Any]) -> None:
     twice = {key for key in keys if keys.count(key) > 1}
     if twice:
         raise ValueError(f"`callbacks` holds two with the same arguments, whose states would mix: {sorted(twice)}.")
+
+
+def make_fabric(**options: Any) -> Fabric:
+    """``Fabric``, whose refusals do not always say which argument they are about.
+
+    Raises:
+        MisconfigurationException: naming those that were given.
+    """
+    try:
+        return Fabric(**options | {"accelerator": accelerator_for_fabric(options.get("accelerator", "auto"))})
+    except Exception as error:
+        given = ", ".join(f"`{name}={value!r}`" for name, value in options.items() if value not in ("auto", None, 1))
+        raise MisconfigurationException(f"{given or '`accelerator`'} cannot be used: {error}") from error
 
 
 def check_callbacks(callbacks: list[Any]) -> None:
@@ -139,11 +161,19 @@ def check_federation(
     """Refuse a federation that could not be trained, once its data is known and before anything is written.
 
     Raises:
-        ValueError: for more clients a round than there are, a schedule of clients that do not exist, or batches of one
-            sample for a module with BatchNorm.
+        ValueError: for more clients a round than there are, a schedule of clients that do not exist, clients without
+            any samples, or batches of one sample for a module with BatchNorm.
     """
     sizes = list(datamodule.client_sizes)
     cohort.check(len(sizes), cohort_size(clients_per_round, len(sizes)))
+    empty = [client for client, size in enumerate(sizes) if not size]
+    if len(empty) == len(sizes):
+        raise ValueError(f"None of the {len(sizes)} clients of {type(datamodule).__name__} has a sample to train on.")
+    if empty:
+        rank_zero_warn(
+            f"{len(empty)} of {len(sizes)} clients (the first is client {empty[0]}) have no samples: drawn for a round,"
+            f" they are skipped."
+        )
     batch_size = getattr(datamodule, "batch_size", None)
     if drops_single or not batch_size or not any(isinstance(m, _BatchNorm) for m in module.modules()):
         return

@@ -1,6 +1,8 @@
 """Checkpoints: ordinary Lightning ones, with what a federation needs beside them to continue."""
 
 import os
+import pickle
+import zipfile
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from lightning_fedstop.records.run_record import atomic_file
 
 FEDERATED_KEY = "federated"
 """The entry of a checkpoint that a ``Trainer`` has no counterpart for."""
+_KINDS: dict[str, type] = {"method": str, "seed": int, "num_clients": int, "round": int, "theta": Tensor}
 
 
 def dump_checkpoint(
@@ -103,15 +106,32 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
         ValueError: if the file is no checkpoint, or holds other objects than tensors and plain values.
     """
     if not os.path.isfile(path):
-        raise FileNotFoundError(f"There is no checkpoint at {os.fspath(path)!r}.")
+        what = ", which is a folder: give the file in it" if os.path.isdir(path) else ""
+        raise FileNotFoundError(f"There is no checkpoint at {os.fspath(path)!r}{what}.")
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        # torch.load checks neither that the archive is whole nor its sums.
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+        checkpoint = None if damaged else torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(f"{os.fspath(path)!r} cannot be read as a checkpoint: {first_line}") from error
+        raise ValueError(f"{os.fspath(path)!r} cannot be read as a checkpoint: {reason_unreadable(error)}.") from error
+    if damaged:
+        raise ValueError(f"{os.fspath(path)!r} cannot be read as a checkpoint: it is damaged, in {damaged!r}.")
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), dict):
         raise ValueError(f"{os.fspath(path)!r} is no Lightning checkpoint: it has no 'state_dict'.")
     return checkpoint
+
+
+def reason_unreadable(error: Exception) -> str:
+    """Why ``torch.load(weights_only=True)`` could not read a file, in words that do not advise to unpickle it."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if isinstance(error, pickle.UnpicklingError):
+        # torch's own advice is to unpickle whatever is in it.
+        return "it holds other objects than tensors and plain values, which are never unpickled"
+    if isinstance(error, zipfile.BadZipFile | EOFError):
+        return "it is truncated, or no checkpoint"
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def load_weights(module: LightningModule, checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:
@@ -138,15 +158,24 @@ def load_callbacks(callbacks: list[Callback], checkpoint: dict[str, Any]) -> Non
 
 
 def find_last(root: str | os.PathLike[str]) -> Path:
-    """The newest checkpoint of the runs under ``root``.
+    """The newest checkpoint of the runs under ``root`` that a run can be continued from.
 
     Raises:
         FileNotFoundError: if there is none.
     """
     paths = [path for path in Path(root).glob("**/*.ckpt") if not path.name.startswith(".")]
-    if not paths:
-        raise FileNotFoundError(f"`ckpt_path='last'` found no checkpoint under {os.fspath(root)!r}.")
-    return max(paths, key=lambda path: path.stat().st_mtime_ns)
+    for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True):
+        if _is_resumable(path):
+            return path
+    raise FileNotFoundError(f"`ckpt_path='last'` found no checkpoint of a run under {os.fspath(root)!r}.")
+
+
+def _is_resumable(path: Path) -> bool:
+    """Whether it holds more than weights; one that cannot be read counts, so that reading it says why."""
+    try:
+        return FEDERATED_KEY in torch.load(path, map_location="meta", weights_only=True, mmap=True)
+    except Exception:
+        return True
 
 
 def check_resumable(checkpoint: dict[str, Any], path: str | os.PathLike[str], method: str, seed: int) -> None:
@@ -159,6 +188,9 @@ def check_resumable(checkpoint: dict[str, Any], path: str | os.PathLike[str], me
     state = checkpoint.get(FEDERATED_KEY)
     if not isinstance(state, dict):
         raise ValueError(f"{name!r} holds weights only: resuming needs a checkpoint that `FederatedLoop.fit` wrote.")
+    for key, kind in _KINDS.items():
+        if not isinstance(state.get(key), kind) and (key in state or key in ("method", "seed")):
+            raise ValueError(f"{name!r} was written by another version of this package, or damaged: see {key!r} in it.")
     if state["method"] != method:
         raise ValueError(f"{name!r} comes from {state['method']}, this run uses {method}: resume with the same method.")
     if state["seed"] != seed:

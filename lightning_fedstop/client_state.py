@@ -44,6 +44,8 @@ class ClientStates:
         self.dtype = dtype
         self._backend: _Memory | _Disk = _Memory()
         self._companions: list[ClientStates] = []
+        self._pending: dict[Key, Tensor] | None = None
+        self._changed: set[Key] = set()
 
     def open(self, like: Tensor, folder: str | os.PathLike[str] | None = None) -> None:
         """Begin anew, with nothing written.
@@ -62,6 +64,8 @@ class ClientStates:
     def close(self) -> None:
         """Forget everything and remove the file."""
         self._backend.close()
+        self._pending = None
+        self._changed = set()
         for companion in self._companions:
             companion.close()
         self._companions = []
@@ -73,9 +77,31 @@ class ClientStates:
         self._companions.append(other)
         return other
 
+    def begin(self) -> None:
+        """Begin a round: what is written from here on becomes part of the state with :meth:`commit`."""
+        self._pending = {}
+
+    def commit(self) -> None:
+        """The round is valid: take over what was written in it."""
+        pending, self._pending = self._pending or {}, None
+        for key, value in pending.items():
+            self._backend.write(key, value)
+            self._changed.add(key)
+
+    def discard(self) -> None:
+        """The round is void: forget what was written in it."""
+        self._pending = None
+
+    def take_changed(self) -> dict[Key, Tensor]:
+        """The vectors that have changed since this was asked for last, as they are stored."""
+        changed = {key: vector for key in self._changed if (vector := self._backend.read(key)) is not None}
+        self._changed = set()
+        return changed
+
     def get(self, name: str, client: int) -> Tensor:
         """The vector of a client, a copy on the model's device; zeros if it was never written."""
-        stored = self._backend.read((name, client))
+        stored = (self._pending or {}).get((name, client))
+        stored = self._backend.read((name, client)) if stored is None else stored
         if stored is None:
             return self._like.new_zeros(self._dim)
         return stored.to(self._like, copy=True)
@@ -90,10 +116,14 @@ class ClientStates:
             raise ValueError(
                 f"{name!r} of client {client} must have the shape ({self._dim},), got {tuple(value.shape)}."
             )
+        if self._pending is not None:
+            self._pending[name, client] = value.detach().to("cpu", self._backend.dtype, copy=True)
+            return
         self._backend.write((name, client), value)
+        self._changed.add((name, client))
 
     def written(self) -> list[Key]:
-        """What was written, as ``(name, client)``."""
+        """What was written before this round, as ``(name, client)``."""
         return list(self._backend.keys())
 
     def pop(self, key: Key) -> Tensor:
@@ -102,10 +132,11 @@ class ClientStates:
         if stored is None:
             raise KeyError(key)
         self._backend.drop(key)
+        self._changed.discard(key)
         return stored
 
     def state_dict(self) -> dict[str, Any]:
-        """All that was written, as ``{name: {client: vector}}``."""
+        """All that was written before this round, as ``{name: {client: vector}}``."""
         state: dict[str, dict[int, Tensor]] = {}
         for name, client in sorted(self.written()):
             stored = self._backend.read((name, client))
@@ -117,6 +148,8 @@ class ClientStates:
         """Take the state of :meth:`state_dict` back; what was written before is dropped."""
         for key in self.written():
             self._backend.drop(key)
+        self._pending = None
+        self._changed = set()
         for name, vectors in state_dict.items():
             for client, vector in vectors.items():
                 self.set(name, int(client), vector)
@@ -133,11 +166,7 @@ class _Memory:
         return self._vectors.get(key)
 
     def write(self, key: Key, value: Tensor) -> None:
-        stored = self._vectors.get(key)
-        if stored is None:
-            self._vectors[key] = value.detach().to("cpu", self.dtype, copy=True)
-        else:
-            stored.copy_(value)
+        self._vectors[key] = value.detach().to("cpu", self.dtype, copy=True)
 
     def keys(self) -> Iterable[Key]:
         return self._vectors.keys()

@@ -2,17 +2,19 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from lightning.fabric import Fabric
 from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from lightning_fedstop.hooks import Hooks
-from lightning_fedstop.local import length_of, limited
 from lightning_fedstop.results import Reduce, ResultCollector, Results
+from lightning_fedstop.step_io import length_of, limited
 from lightning_fedstop.transfer import BatchTransfer
 
 
@@ -129,3 +131,24 @@ class Evaluator:
                 outputs = self.step(*arguments)
             self.hooks(f"on_{self.stage}_batch_end", outputs, batch, batch_idx, *number)
         self.collector.start_batch(None)
+
+
+@dataclass
+class Evaluation:
+    """One kind of evaluation of the global model.
+
+    Attributes:
+        stage: on validation or on test data.
+        evaluator: runs it.
+        loaders: the data; none of them where there is nothing to evaluate.
+        every: rounds of a fit from one to the next; ``None`` for never.
+    """
+
+    stage: RunningStage
+    evaluator: Evaluator
+    loaders: list[Iterable[Any]]
+    every: int | None
+
+    def is_due(self, round: int) -> bool:
+        """Whether it is due after this round, counted from 1."""
+        return bool(self.loaders) and self.every is not None and round % self.every == 0

@@ -57,6 +57,11 @@ class Hooks:
             for hook in self._of_callbacks(callbacks, name):
                 hook()
 
+    def owners(self, name: str) -> list[Any]:
+        """The callbacks that have a hook of their own by this name, and the module if it does."""
+        callbacks = [callback for callback in self.loop.callbacks if _has(callback, name, Callback)]
+        return callbacks + [self.module] * _has(self.module, name, LightningModule)
+
     def _bind(self, name: str) -> Bound:
         callbacks = self.loop.callbacks
         if name == "on_train_epoch_end":

@@ -1,41 +1,38 @@
 """What happens around the rounds: launch, set-up, checkpoints, evaluation on its own, the end."""
 
-import os
+import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from functools import partial
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_fedstop.arguments import check_callbacks, check_federation, check_module, reorder_callbacks
 from lightning_fedstop.client_state import ClientStates
 from lightning_fedstop.cohort import Cohort
-from lightning_fedstop.evaluation import Evaluator, loaders_of
+from lightning_fedstop.collectives import shared_failure
+from lightning_fedstop.evaluating import Evaluating
 from lightning_fedstop.hooks import Hooks
-from lightning_fedstop.local import LocalTrainer
 from lightning_fedstop.methods import FederatedMethod
 from lightning_fedstop.parameters import FlatParameters
 from lightning_fedstop.progress import RoundProgressBar, wants_progress_bar
-from lightning_fedstop.records.run_record import RunRecord
-from lightning_fedstop.records.summary import print_metrics
-from lightning_fedstop.results import ResultCollector, Results
-from lightning_fedstop.saving import Saving
+from lightning_fedstop.records.distance import DistanceRecorder
+from lightning_fedstop.results import ResultCollector
 from lightning_fedstop.seeding import resolve_seed
-from lightning_fedstop.server import OnNonfinite, Server, Weighting, gather, reduce
+from lightning_fedstop.server import OnNonfinite, Server, Weighting
+from lightning_fedstop.signals import SignalGuard, Terminated
 from lightning_fedstop.solver import LocalSolver
+from lightning_fedstop.stacked import ClientBackend, make_trainer
+from lightning_fedstop.stopping.early_stopping import TaskVectorEarlyStopping
 from lightning_fedstop.transfer import BatchTransfer
 
 
-class Lifecycle(Saving):
+class Lifecycle(Evaluating):
     """The frame of :class:`~lightning_fedstop.loop.FederatedLoop`, which fills in the rounds.
 
     Args:
@@ -56,6 +53,8 @@ class Lifecycle(Saving):
     limit_train_batches: int | float | None
     limit_val_batches: int | float | None
     limit_test_batches: int | float | None
+    client_backend: ClientBackend
+    stack_chunk_size: int | None
     seed: int | None
 
     def __init__(
@@ -66,7 +65,8 @@ class Lifecycle(Saving):
         enable_checkpointing: bool | None,
     ) -> None:
         super().__init__()
-        self.record: RunRecord | None = None
+        self.record = None
+        self.signals = SignalGuard()
         self._logger = logger
         self._prints = enable_progress_bar is not False
         self._default_checkpoint: ModelCheckpoint | None = None
@@ -79,22 +79,12 @@ class Lifecycle(Saving):
                 filename="last", enable_version_counter=False, save_on_train_epoch_end=True
             )
             callbacks = [*callbacks, self._default_checkpoint]
+        if not self.fast_dev_run and not any(isinstance(callback, TaskVectorEarlyStopping) for callback in callbacks):
+            callbacks = [*callbacks, DistanceRecorder()]
         self._callbacks = callbacks
         self._fresh_callbacks: dict[Callback, dict[str, Any]] = {}
         self.callbacks = reorder_callbacks(callbacks)
         self.loggers = self._user_loggers()
-
-    def _user_loggers(self) -> list[Logger]:
-        if self.fast_dev_run:
-            return [DummyLogger()]
-        if isinstance(self._logger, Logger):
-            return [self._logger]
-        return list(self._logger) if isinstance(self._logger, list | tuple) else []
-
-    @property
-    def log_dir(self) -> str | None:
-        """The run's version folder, the same on every process; ``None`` where nothing is written."""
-        return None if self.record is None else self.record.log_dir
 
     @contextmanager
     def _running(
@@ -116,13 +106,18 @@ class Lifecycle(Saving):
         self.callback_metrics, self.progress_bar_metrics = {}, {}
         self._start_row({})
         try:
-            self._loaded = self._read(ckpt_path)
-            self._setup(name)
-            yield
-            self._teardown(name)
-            self.state.status = TrainerStatus.FINISHED
+            with self.signals:
+                self._loaded = self._read(ckpt_path)
+                self._setup(name)
+                yield
+                self._teardown(name)
+                self.state.status = TrainerStatus.FINISHED
         except BaseException as exception:
             self._on_exception(exception)
+            if self.parameters is None or self._loaded is not None:
+                self._discard_record()
+            if (reason := shared_failure(self.fabric, exception)) is not None:
+                raise RuntimeError(f"The run ended because {reason}") from exception
             raise
         finally:
             self._release()
@@ -170,20 +165,13 @@ class Lifecycle(Saving):
             data.to(self.fabric.device)
         self.transfer = BatchTransfer(module, data, self.fabric.strategy)
 
-    def _open_record(self) -> None:
-        """Take a version folder; what is written before it is known to be needed would litter."""
-        if self.state.fn != TrainerFn.FITTING or self.fast_dev_run:
-            return
-        version = RunRecord(self.default_root_dir).version if self.is_global_zero else None
-        self.record = RunRecord(self.default_root_dir, version=self.strategy.broadcast(version))
-        if self._default_checkpoint is not None:
-            self._default_checkpoint.dirpath = os.path.join(self.record.log_dir, "checkpoints")
-        self.loggers = [self.record] if self._logger is True or self._logger is None else self._user_loggers()
-
     def _setup_fit(self) -> None:
         """Everything a round needs, with the checkpoint's state if there is one."""
         module, data = self.module, self.datamodule
         self.should_stop = False
+        self._criterion_total = 0.0
+        self._state_file = None
+        self._write_config()
         self.current_epoch = self.global_step = 0
         self.nonfinite_reason: str | None = None
         self.pending = False
@@ -193,7 +181,9 @@ class Lifecycle(Saving):
         solver = LocalSolver(module)
         self.optimizers = [solver.optimizer]
         self.lr_scheduler_configs = [solver.scheduler_config] if solver.scheduler_config else []
-        trainer = LocalTrainer(
+        trainer = make_trainer(
+            self.client_backend,
+            self.stack_chunk_size,
             module,
             self.method,
             parameters,
@@ -226,53 +216,8 @@ class Lifecycle(Saving):
             self._restore(self._loaded)
             self._loaded = None
 
-    def _evaluator(self, stage: str, limit: int | float | None) -> Evaluator:
-        return Evaluator(self.module, self.fabric, self.transfer, self.collector, self.hooks, stage, limit)
-
-    def _evaluate(
-        self, evaluator: Evaluator, loaders: Sequence[Iterable[Any]], stage: RunningStage
-    ) -> dict[str, float]:
-        """Evaluate what the module holds; gives the metrics logged."""
-        before, self.state.stage = self.state.stage, stage
-        reported: dict[str, torch.Tensor] = {}
-
-        def report(results: Results) -> None:
-            reported.update(results.callback)
-            self._take(results)
-
-        evaluator.run(loaders, partial(reduce, self.fabric), partial(gather, self.fabric), report)
-        self.state.stage = before
-        return {name: float(value) for name, value in reported.items()}
-
-    def _evaluate_alone(
-        self, fn: TrainerFn, model: LightningModule | None, datamodule: Any, ckpt_path: Any, verbose: bool
-    ) -> list[dict[str, float]]:
-        name, stage, limit = {
-            TrainerFn.VALIDATING: ("validation", RunningStage.VALIDATING, self.limit_val_batches),
-            TrainerFn.TESTING: ("test", RunningStage.TESTING, self.limit_test_batches),
-        }[fn]
-        if model is None:
-            model, datamodule = self.lightning_module, datamodule or self.datamodule
-        with self._running(fn, stage, stage.value, model, datamodule, ckpt_path):
-            self._load(self._loaded)
-            loader = f"{stage.dataloader_prefix}_dataloader"
-            loaders = loaders_of(loader, datamodule, self.module)
-            evaluator = self._evaluator(name, limit)
-            counts = evaluator.num_batches(loaders)
-            self.num_val_batches, self.num_test_batches = (counts, []) if name == "validation" else ([], counts)
-            if not loaders or not evaluator.is_wanted:
-                raise MisconfigurationException(
-                    f"There is nothing to evaluate: {type(self.module).__name__} needs a `{name}_step` of its own,"
-                    f" and `{loader}` must give batches."
-                )
-            metrics = self._evaluate(evaluator, loaders, stage)
-            self._report_to_loggers(metrics)
-        if verbose and self.is_global_zero:
-            print_metrics(metrics)
-        return [metrics]
-
     def _on_exception(self, exception: BaseException) -> None:
-        interrupted = isinstance(exception, KeyboardInterrupt)
+        interrupted = isinstance(exception, KeyboardInterrupt | Terminated)
         self.state.status = TrainerStatus.INTERRUPTED
         self.hooks("on_exception", exception)
         if isinstance(self.datamodule, LightningDataModule):
@@ -280,6 +225,8 @@ class Lifecycle(Saving):
         if self.is_global_zero:
             for logger in self.loggers:
                 logger.finalize("interrupted" if interrupted else "failed")
+            if interrupted and self.state.fn == TrainerFn.FITTING:
+                print(f"\n{self._where_to_resume()}", file=sys.stderr, flush=True)
 
     def _teardown(self, stage: str) -> None:
         """Call the hooks, which a ``Trainer`` leaves out after an exception."""
@@ -294,4 +241,5 @@ class Lifecycle(Saving):
             self.parameters.release()
             self.client_states.close()
             self.parameters = None
+        self._unlock()
         self.state.stage = None

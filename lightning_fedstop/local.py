@@ -2,9 +2,8 @@
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import torch
@@ -21,7 +20,9 @@ from lightning_fedstop.methods.base import Client, FederatedMethod, LocalStep
 from lightning_fedstop.parameters import FlatParameters
 from lightning_fedstop.results import ResultCollector
 from lightning_fedstop.running_statistics import frozen_statistics
+from lightning_fedstop.seeding import seeded
 from lightning_fedstop.solver import LocalSolver
+from lightning_fedstop.step_io import limited, loss_of, told
 from lightning_fedstop.transfer import BatchTransfer
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,21 @@ class LocalUpdate:
 
     delta: Tensor
     steps: int
+
+
+@dataclass
+class Job:
+    """A client's part in a round.
+
+    Attributes:
+        client: who trains.
+        make_batches: makes the client's loader anew; it is iterated once per local epoch.
+        seed: of the global random generators while the client trains.
+    """
+
+    client: Client
+    make_batches: Callable[[], Iterable[Any]]
+    seed: int
 
 
 class LocalTrainer:
@@ -104,61 +120,83 @@ class LocalTrainer:
             self.solver.optimizer, torch.optim.LBFGS
         )
 
-    def train(self, client: Client, batches: Iterable[Any]) -> LocalUpdate:
-        """Run the client's local steps.
+    def run(self, jobs: Sequence[Job], load_global: Callable[[], None]) -> Iterator[tuple[Client, LocalUpdate]]:
+        """Train the clients of a round on this process.
 
         Args:
-            client: who trains.
-            batches: iterated once per local epoch; each iteration gives the client's batches anew.
+            jobs: who trains on what.
+            load_global: puts the global model and its buffers into the module.
 
-        Returns:
-            The client's update; ``steps`` is 0 if there was no batch.
+        Yields:
+            Each client with its update, in the order of ``jobs``; the module then holds the client's local model.
         """
-        vector = self.parameters.vector.copy_(client.theta)
-        # A module in bfloat16 starts from a rounded theta: the rounding is no part of the update.
-        start = client.theta if vector.dtype == client.theta.dtype else vector.to(client.theta.dtype)
+        for job in jobs:
+            batches = job.make_batches()
+            load_global()
+            self.call_hook("on_client_start", job.client.index)
+            yield job.client, self._train(job, batches)
+            # The jobs outlive their clients' training, and the vectors of a whole cohort would be too many.
+            job.client.vectors = {}
+
+    def _train(self, job: Job, batches: Iterable[Any]) -> LocalUpdate:
+        """One client's local steps; ``steps`` is 0 if there was no batch."""
+        client = job.client
+        with seeded(job.seed):
+            start = self.start_client(client)
+            self._prepare(client, batches)
+            steps = self._take_steps(client, batches)
+            self.collector.start_batch(None)
+            return LocalUpdate(self.parameters.vector.to(client.theta.dtype) - start, steps)
+
+    def start_client(self, client: Client) -> Tensor:
+        """Let the module hold theta, with a fresh optimizer; gives the client's start as the update counts it."""
         self.solver.start_client()
         if self.scaler:
             self.scaler.load_state_dict(self._scaler_state)
+        vector = self.parameters.vector.copy_(client.theta)
+        # A module in bfloat16 starts from a rounded theta: the rounding is no part of the update.
+        return client.theta if vector.dtype == client.theta.dtype else vector.to(client.theta.dtype)
+
+    def _prepare(self, client: Client, batches: Iterable[Any]) -> None:
+        """What the method needs before the client's first step."""
         if self.method.needs_full_gradient:
             client.vectors["full_gradient"] = self._full_gradient(batches)
         self.method.start(client)
-        steps = self._take_steps(client, batches)
-        self.collector.start_batch(None)
-        delta = vector.to(client.theta.dtype) - start
-        return LocalUpdate(delta, steps)
 
     def _take_steps(self, client: Client, batches: Iterable[Any]) -> int:
         steps = 0
+        for batch_idx, batch in self._epochs(batches):
+            self.collector.start_batch(batch)
+            outputs = self.step(client, steps, batch, batch_idx)
+            steps += bool(outputs) and not self._overflowed
+            self.call_hook("on_train_batch_end", outputs, batch, batch_idx)
+        return steps
+
+    def _epochs(self, batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+        """A client's batches on the device, all local epochs of them, each with its number in its epoch."""
         for _ in range(self.local_epochs):
-            for batch_idx, batch in enumerate(limited(batches, self.limit_train_batches)):
-                batch = self.transfer(batch)
-                if self._is_dropped(batch):
-                    continue
+            for batch_idx, batch in self.epoch(batches):
                 answers = self.call_hook("on_train_batch_start", batch, batch_idx)
                 if any(isinstance(answer, int) and answer == -1 for answer in answers):
                     break
-                self.collector.start_batch(batch)
-                outputs = self._step(client, steps, batch, batch_idx)
-                steps += bool(outputs) and not self._overflowed
-                self.call_hook("on_train_batch_end", outputs, batch, batch_idx)
-        return steps
+                yield batch_idx, batch
+
+    def epoch(self, batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+        """One local epoch's batches on the device, without those that are left out."""
+        for batch_idx, batch in enumerate(limited(batches, self.limit_train_batches)):
+            batch = self.transfer(batch)
+            if not (self.drop_single_sample_batches and extract_batch_size(batch) == 1):
+                yield batch_idx, batch
 
     def _full_gradient(self, batches: Iterable[Any]) -> Tensor:
         """The mean gradient over the client's samples at the module's present parameters; logs and moves nothing."""
         mean = RunningMean(self.parameters.grad)
-        for batch_idx, batch in enumerate(limited(batches, self.limit_train_batches)):
-            batch = self.transfer(batch)
-            if self._is_dropped(batch):
-                continue
+        for batch_idx, batch in self.epoch(batches):
             if self._backward(batch, batch_idx, first=False) is not None:
                 mean.add(self.parameters.grad, extract_batch_size(batch))
         return (mean.compute() if mean.weight else mean.total).to(self.parameters.grad.dtype)
 
-    def _is_dropped(self, batch: Any) -> bool:
-        return self.drop_single_sample_batches and extract_batch_size(batch) == 1
-
-    def _step(self, client: Client, k: int, batch: Any, batch_idx: int) -> dict[str, Any]:
+    def step(self, client: Client, k: int, batch: Any, batch_idx: int) -> dict[str, Any]:
         """One local step; gives what a ``Trainer`` tells callbacks: ``loss`` and what else ``training_step`` returned.
 
         The dict is empty if ``training_step`` skipped the batch.
@@ -172,21 +210,11 @@ class LocalTrainer:
         def closure() -> Tensor | None:
             outputs.clear()
             step = LocalStep(client, k, self.parameters.vector, self.parameters.grad, backward)
-            self.method.gradient(step)
-            if outputs[0] is None:
+            if not self._find_direction(step, outputs):
                 # An optimizer that steps all the same, from a module's own `optimizer_step`, finds nothing to do.
                 self.parameters.detach_grad()
                 return None
-            # The scaler skips such a step and lowers its scale: it is none for the method.
-            self._overflowed = self.scaler is not None and not bool(torch.isfinite(step.grad).all())
-            if not self._overflowed:
-                with torch.no_grad():
-                    self.method.correct(step)
-            self.call_hook("on_before_optimizer_step", optimizer)
-            self._clip()
-            with torch.no_grad():
-                self.method.after_clip(step)
-            return _loss_of(outputs[0])
+            return loss_of(outputs[0])
 
         if self._owns_step:
             self.module.optimizer_step(self.module.current_epoch, batch_idx, optimizer, closure)
@@ -197,7 +225,27 @@ class LocalTrainer:
                 # The scaler's own step divides by its scale, and skips the step if something is not finite.
                 self.parameters.grad.mul_(self.scaler.get_scale())
             self.precision.optimizer_step(optimizer)
-        return _told(outputs[0]) if outputs else {}
+        return told(outputs[0]) if outputs else {}
+
+    def _find_direction(self, step: LocalStep, outputs: Sequence[Any]) -> bool:
+        """Leave in ``step.grad`` what the optimizer takes: the gradient, corrected and clipped.
+
+        Returns:
+            False if ``training_step`` skipped the batch: its ``outputs``, which the first pass adds, are ``None``.
+        """
+        self.method.gradient(step)
+        if outputs[0] is None:
+            return False
+        # The scaler skips such a step and lowers its scale: it is none for the method.
+        self._overflowed = self.scaler is not None and not bool(torch.isfinite(step.grad).all())
+        if not self._overflowed:
+            with torch.no_grad():
+                self.method.correct(step)
+        self.call_hook("on_before_optimizer_step", self.solver.optimizer)
+        self._clip(step.grad)
+        with torch.no_grad():
+            self.method.after_clip(step)
+        return True
 
     def _backward(self, batch: Any, batch_idx: int, first: bool) -> Any:
         """Fill the gradient vector at the module's present parameters; gives what ``training_step`` returned.
@@ -208,13 +256,12 @@ class LocalTrainer:
             return self._pass(batch, batch_idx)
 
     def _pass(self, batch: Any, batch_idx: int) -> Any:
-        arguments = (batch, batch_idx) if self._takes_batch_idx else (batch,)
         with torch.enable_grad(), self.autocast():
-            outputs = self.module.training_step(*arguments)
+            outputs = self.module.training_step(*self._arguments(batch, batch_idx))
         self.call_hook("on_before_zero_grad", self.solver.optimizer)
         self.call_hook("optimizer_zero_grad", self.module.current_epoch, batch_idx, self.solver.optimizer)
         self.parameters.zero_grad()
-        loss = _loss_of(outputs)
+        loss = loss_of(outputs)
         if loss is None:
             self._warn_of_none()
             return None
@@ -229,57 +276,19 @@ class LocalTrainer:
             self.parameters.grad.div_(self.scaler.get_scale())
         return outputs
 
+    def _arguments(self, batch: Any, batch_idx: int) -> tuple[Any, ...]:
+        """What ``training_step`` takes of the two."""
+        return (batch, batch_idx) if self._takes_batch_idx else (batch,)
+
     def _warn_of_none(self) -> None:
         if not self._has_warned:
             self._has_warned = True
             rank_zero_warn("`training_step` returned None, which skips the batch; that is fine if it is on purpose.")
 
-    def _clip(self) -> None:
-        """V * min(1, C / (||v|| + 1e-6)), over the whole trainable vector."""
+    def _clip(self, grad: Tensor) -> None:
+        """V * min(1, C / (||v|| + 1e-6)), over the whole trainable vector, the last dimension."""
         if self._owns_clipping:
             self.module.configure_gradient_clipping(self.solver.optimizer, self.gradient_clip_val, None)
         elif self.gradient_clip_val is not None:
-            norm = torch.linalg.vector_norm(self.parameters.grad)
-            self.parameters.grad.mul_((self.gradient_clip_val / (norm + 1e-6)).clamp(max=1.0))
-
-
-def _loss_of(outputs: Any) -> Tensor | None:
-    """The loss in what ``training_step`` returned.
-
-    Raises:
-        TypeError: if there is none.
-    """
-    if isinstance(outputs, dict) and "loss" not in outputs:
-        raise TypeError(
-            f"`training_step` must return a dict with 'loss', got one with {', '.join(map(repr, outputs))}."
-        )
-    loss = outputs["loss"] if isinstance(outputs, dict) else outputs
-    if loss is None or isinstance(loss, Tensor):
-        return loss
-    raise TypeError(
-        f"`training_step` must return a loss tensor, a dict with 'loss', or None, got {type(loss).__name__}."
-    )
-
-
-def _told(outputs: Any) -> dict[str, Any]:
-    extra = outputs if isinstance(outputs, dict) else {}
-    loss = _loss_of(outputs)
-    return {} if loss is None else {**extra, "loss": loss.detach()}
-
-
-def limited(batches: Iterable[Any], limit: int | float | None) -> Iterator[Any]:
-    """The first ``limit`` batches (int), that share of them (float), or all (``None``)."""
-    if isinstance(limit, float):
-        length = length_of(batches)
-        if length is None and 0 < limit < 1:
-            raise ValueError(f"A share of the batches ({limit}) needs batches whose number is known; give an integer.")
-        limit = {0.0: 0, 1.0: None}.get(limit, max(1, int(limit * (length or 0))))
-    return islice(batches, limit)
-
-
-def length_of(batches: Iterable[Any]) -> int | None:
-    """The number of batches, ``None`` where it is not known."""
-    try:
-        return len(batches)  # type: ignore[arg-type]
-    except (TypeError, NotImplementedError):
-        return None
+            norm = torch.linalg.vector_norm(grad, dim=-1, keepdim=True)
+            grad.mul_((self.gradient_clip_val / (norm + 1e-6)).clamp(max=1.0))

@@ -3,19 +3,18 @@
 import os
 import time
 
-from lightning.fabric import Fabric
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
-from lightning_fedstop.arguments import check_arguments, check_datamodule
+from lightning_fedstop.arguments import check_arguments, check_datamodule, make_fabric
 from lightning_fedstop.client_state import ClientStates
 from lightning_fedstop.cohort import Cohort, UniformCohort
-from lightning_fedstop.evaluation import loaders_of
 from lightning_fedstop.lifecycle import Lifecycle
 from lightning_fedstop.methods import FedAvg, FederatedMethod
 from lightning_fedstop.results import Results
 from lightning_fedstop.server import OnNonfinite, RoundReport, Weighting
+from lightning_fedstop.stacked import ClientBackend
 
 
 class FederatedLoop(Lifecycle):
@@ -40,6 +39,10 @@ class FederatedLoop(Lifecycle):
         client_states: where a method's vectors of clients are kept, in memory by default.
         drop_single_sample_batches: leave out training batches of one sample, on which BatchNorm has no statistics;
             otherwise a federation of such a module that has one is refused.
+        client_backend: ``"sequential"`` trains a process's clients one after the other, ``"stacked"`` at once, as one
+            stack of models: equal up to rounding and meant for accelerators. What cannot be stacked is trained
+            sequentially, with a warning that says why.
+        stack_chunk_size: clients in a stack at most, which bounds memory; by default all of a process.
         accelerator: as in ``Trainer``, with ``strategy``, ``devices``, ``num_nodes`` and ``precision``. The processes
             train different clients; gradients are never synchronised.
         strategy: see ``accelerator``.
@@ -50,6 +53,7 @@ class FederatedLoop(Lifecycle):
         logger: a Lightning logger or several. ``True`` (default) logs to the run's record alone, ``False`` to nothing;
             the record is written in any case.
         check_val_every_n_round: rounds between evaluations on the validation data; ``None`` never evaluates.
+        check_test_every_n_round: the same on the test data, for the record; by default only the last model is tested.
         limit_train_batches: batches of each client in each local epoch: at most so many (int), or a share (float).
         limit_val_batches: the same of the validation data; 0 switches it off.
         limit_test_batches: the same of the test data; 0 also switches off the test at the end of ``fit``.
@@ -77,6 +81,8 @@ class FederatedLoop(Lifecycle):
         on_nonfinite: OnNonfinite = "stop",
         client_states: ClientStates | None = None,
         drop_single_sample_batches: bool = False,
+        client_backend: ClientBackend = "sequential",
+        stack_chunk_size: int | None = None,
         accelerator: str = "auto",
         strategy: str = "auto",
         devices: int | str | list[int] = "auto",
@@ -85,6 +91,7 @@ class FederatedLoop(Lifecycle):
         callbacks: list[Callback] | Callback | None = None,
         logger: Logger | list[Logger] | bool | None = None,
         check_val_every_n_round: int | None = 1,
+        check_test_every_n_round: int | None = None,
         limit_train_batches: int | float | None = None,
         limit_val_batches: int | float | None = None,
         limit_test_batches: int | float | None = None,
@@ -98,7 +105,8 @@ class FederatedLoop(Lifecycle):
         cohort = UniformCohort() if cohort is None else cohort
         client_states = ClientStates() if client_states is None else client_states
         callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
-        check_arguments({**locals()})
+        self._arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        check_arguments(self._arguments)
         self.fast_dev_run = fast_dev_run
         if fast_dev_run:
             max_rounds = int(fast_dev_run)
@@ -115,18 +123,21 @@ class FederatedLoop(Lifecycle):
         self.on_nonfinite: OnNonfinite = on_nonfinite
         self.client_states = client_states
         self.drop_single_sample_batches = drop_single_sample_batches
+        self.client_backend: ClientBackend = client_backend
+        self.stack_chunk_size = stack_chunk_size
         self.check_val_every_n_round = check_val_every_n_round
+        self.check_test_every_n_round = check_test_every_n_round
         self.limit_train_batches = limit_train_batches
         self.limit_val_batches = limit_val_batches
         self.limit_test_batches = limit_test_batches
         self.default_root_dir = os.path.abspath(default_root_dir or os.getcwd())
         self.seed = seed
-        self.fabric = Fabric(
+        self.fabric = make_fabric(
             accelerator=accelerator,
             strategy=strategy,
             devices=devices,
             num_nodes=num_nodes,
-            precision=precision,  # type: ignore[arg-type]
+            precision=precision,
         )
         super().__init__(callbacks, logger, enable_progress_bar, enable_checkpointing)
 
@@ -160,14 +171,13 @@ class FederatedLoop(Lifecycle):
         hooks = self.hooks
         hooks("on_fit_start")
         self._log_hyperparameters()
-        self.validator = self._evaluator("validation", self.limit_val_batches)
-        wanted = self.validator.is_wanted and self.check_val_every_n_round is not None
-        self.val_loaders = loaders_of("val_dataloader", self.datamodule, self.module) if wanted else []
-        self.num_val_batches = self.validator.num_batches(self.val_loaders)
+        validation = self._evaluation(RunningStage.VALIDATING, self.check_val_every_n_round)
+        self.evaluations = [self._evaluation(RunningStage.TESTING, self.check_test_every_n_round), validation]
         with self.collector.attached():
             hooks("on_train_start")
             if self.pending:
-                self._end_round()
+                with self.signals.shielded():
+                    self._end_round()
             while not self._is_done():
                 self._run_round(self.current_epoch + 1)
         hooks("on_train_end")
@@ -194,14 +204,16 @@ class FederatedLoop(Lifecycle):
         self._check_finite(round, report)
         self._start_row({"round": round, "lr": solver.lr, "seconds_eval": 0.0, **report.row()})
         self._take(logged)
-        if self._is_validation_due(round):
-            began = time.perf_counter()
+        began = time.perf_counter()
+        for evaluation in (evaluation for evaluation in self.evaluations if evaluation.is_due(round)):
             # A checkpoint written by a callback during the evaluation lacks the rest of the round: see `_restore`.
             self.pending = True
-            self.hooks("on_validation_model_zero_grad")
-            self._evaluate(self.validator, self.val_loaders, RunningStage.VALIDATING)
-            self.row["seconds_eval"] = time.perf_counter() - began
-        self._end_round()
+            if evaluation.stage == RunningStage.VALIDATING:
+                self.hooks("on_validation_model_zero_grad")
+            self._evaluate(evaluation)
+        self.row["seconds_eval"] = time.perf_counter() - began if self.pending else 0.0
+        with self.signals.shielded():
+            self._end_round()
 
     def _check_finite(self, round: int, report: RoundReport) -> None:
         """Say which clients sent an update that is not finite, and end the run if that was asked for."""
@@ -216,20 +228,15 @@ class FederatedLoop(Lifecycle):
             what = "left out" if self.on_nonfinite == "drop" else "kept"
             self._warn(f"The update of {who} in round {round} is not finite and was {what}.")
 
-    def _is_validation_due(self, round: int) -> bool:
-        every = self.check_val_every_n_round
-        return bool(self.val_loaders) and every is not None and round % every == 0
-
     def _end_round(self) -> None:
         """The next round's learning rate, the callbacks' decisions, and the record."""
         round = self.row["round"]
         self.pending = False
         self._take(Results.of("lr", self.row["lr"]))
         self.server.trainer.solver.end_round(self.callback_metrics, round)
-        began = time.perf_counter()
         self.hooks("on_train_epoch_end")
         self._take(self.collector.compute(self.server.reduce, self.server.gather))
-        self.row["seconds_callbacks"] = time.perf_counter() - began
+        self.row["seconds_criterion"] = self._criterion_seconds()
         self.hooks.monitoring("on_train_epoch_end")
         self.current_epoch = round
         self._log_round()
@@ -239,17 +246,15 @@ class FederatedLoop(Lifecycle):
         if self.fast_dev_run:
             return
         test: dict[str, float] = {}
-        tester = self._evaluator("test", self.limit_test_batches)
-        if tester.is_wanted:
-            self.datamodule.setup("test")
-        loaders = loaders_of("test_dataloader", self.datamodule, self.module) if tester.is_wanted else []
-        if loaders:
-            self.num_test_batches = tester.num_batches(loaders)
+        averages: dict[str, dict[str, float]] = {}
+        evaluation = self._evaluation(RunningStage.TESTING)
+        if evaluation.loaders:
             self._enter(TrainerFn.TESTING, RunningStage.TESTING)
-            test = self._evaluate(tester, loaders, RunningStage.TESTING)
+            test = self._evaluate(evaluation)
             self._report_to_loggers(test)
+            averages = self._evaluate_averages(evaluation)
             self._enter(TrainerFn.FITTING, None)
-        self._write_summary(test)
+        self._write_summary(test, averages)
 
     def validate(
         self,

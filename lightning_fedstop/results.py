@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,8 +29,15 @@ class _Entry:
 
     def update(self, value: Tensor, batch_size: int) -> None:
         value = value.detach().to(torch.float64).mean()
-        if self.reduce_fx == "mean":
-            value = value * batch_size
+        self._add(value * batch_size if self.reduce_fx == "mean" else value, batch_size)
+
+    def update_each(self, values: Tensor, batch_sizes: Tensor) -> None:
+        """Take one value of each client of a stack; both have the shape ``(M,)``."""
+        values = values.detach().to(torch.float64)
+        reduction = {"min": torch.amin, "max": torch.amax}.get(self.reduce_fx, torch.sum)
+        self._add(reduction(values * batch_sizes if self.reduce_fx == "mean" else values), batch_sizes.sum())
+
+    def _add(self, value: Tensor, weight: Tensor | int) -> None:
         if self.value is None:
             self.value = value
         elif self.reduce_fx == "min":
@@ -39,7 +46,16 @@ class _Entry:
             self.value = torch.maximum(self.value, value)
         else:
             self.value = self.value + value
-        self.weight += batch_size
+        self.weight += weight
+
+
+@dataclass
+class Caught:
+    """One logged value that waits for a stack of clients to have values: see :meth:`ResultCollector.catching`."""
+
+    entry: _Entry
+    value: Tensor
+    batch_size: int | None
 
 
 @dataclass
@@ -71,6 +87,7 @@ class ResultCollector:
         self.dataloader_suffix = ""
         self._batch_size: int | None = None
         self._muted = False
+        self._caught: list[Caught] | None = None
         self._entries: dict[str, _Entry] = {}
 
     @contextmanager
@@ -97,6 +114,24 @@ class ResultCollector:
             yield
         finally:
             self._muted = before
+
+    @contextmanager
+    def catching(self) -> Iterator[list[Caught]]:
+        """Keep what is logged inside the block, which runs for a stack of clients at once, in the list it gives."""
+        caught: list[Caught] = []
+        self._caught = caught
+        try:
+            yield caught
+        finally:
+            self._caught = None
+
+    def snapshot(self) -> dict[str, _Entry]:
+        """What was logged so far, for :meth:`restore`."""
+        return {name: replace(entry) for name, entry in self._entries.items()}
+
+    def restore(self, entries: dict[str, _Entry]) -> None:
+        """Forget what was logged since the snapshot."""
+        self._entries = entries
 
     def start_batch(self, batch: Any) -> None:
         """Name the batch that follows, whose size weighs what is logged next; ``None`` after the last one."""
@@ -144,8 +179,10 @@ class ResultCollector:
             self._entries[name] = entry
         if isinstance(value, Metric):
             entry.metric = self._attribute_of(value, name)
-            return
-        entry.update(self._tensor(value, name), self._size(batch_size))
+        elif self._caught is not None:
+            self._caught.append(Caught(entry, self._tensor(value, name), batch_size))
+        else:
+            entry.update(self._tensor(value, name), self._size(batch_size))
 
     def _tensor(self, value: Any, name: str) -> Tensor:
         if isinstance(value, Tensor):

@@ -1,48 +1,58 @@
-"""What leaves the loop: checkpoints, rows of the record, reports to loggers, the summary."""
+"""Checkpoints: what a run needs to be continued, written and read back."""
 
 import os
-import time
+from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
-from torch import Tensor
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fedstop import checkpoint as checkpoints
 from lightning_fedstop.methods import FederatedMethod
 from lightning_fedstop.parameters import FlatParameters
-from lightning_fedstop.records.run_record import RunRecord
-from lightning_fedstop.records.summary import describe, summarize
-from lightning_fedstop.results import Results
+from lightning_fedstop.recording import Recording
+from lightning_fedstop.records.lock import refuse_live
 from lightning_fedstop.seeding import resolve_seed
-from lightning_fedstop.server import OnNonfinite, Server
-from lightning_fedstop.trainer_interface import TrainerInterface
+from lightning_fedstop.server import OnNonfinite
+from lightning_fedstop.state_file import StateFile, read_states
+
+STATES_FILE = "client_states.bin"
+"""The clients' vectors beside ``last.ckpt``; :mod:`lightning_fedstop.state_file` tells why."""
+
+_ENTRIES = (
+    "round",
+    "pending",
+    "row",
+    "nonfinite_reason",
+    "metrics",
+    "theta",
+    "num_clients",
+    "partition",
+    "seed",
+    "method",
+    "method_state",
+    "client_states",
+    "solver",
+    "log_dir",
+)
 
 
-class Saving(TrainerInterface):
+class Saving(Recording):
     """The part of :class:`~lightning_fedstop.loop.FederatedLoop` that writes, and reads back, what a run is.
 
     Attributes:
-        row: the present round's row, as far as the loop itself fills it.
         pending: whether callbacks have yet to see the present round's end.
     """
 
     method: FederatedMethod
-    module: LightningModule
-    server: Server
     seed: int | None
     parameters: FlatParameters | None
-    record: RunRecord | None
-    row: dict[str, Any]
     pending: bool
-    nonfinite_reason: str | None
     on_nonfinite: OnNonfinite
-    _began: float
-    _prints: bool
-    _default_checkpoint: ModelCheckpoint | None
+    _state_file: StateFile | None = None
 
     def save_checkpoint(
         self, filepath: str | os.PathLike[str], weights_only: bool | None = None, storage_options: Any = None
@@ -72,7 +82,7 @@ class Saving(TrainerInterface):
                 self._stateful_callbacks(),
                 epoch=self.current_epoch,
                 global_step=self.global_step,
-                federated={} if weights_only else self._federated_state(),
+                federated={} if weights_only else self._federated_state(self._keeps_states_beside(filepath)),
                 weights_only=weights_only,
             )
         if not weights_only:
@@ -83,14 +93,30 @@ class Saving(TrainerInterface):
             if left_out := checkpoints.leave_out_objects(checkpoint):
                 self._warn(f"Checkpoints hold tensors and plain values only; left out: {', '.join(left_out)}.")
             checkpoints.write_checkpoint(checkpoint, filepath)
+            if self._state_file is not None and self._keeps_states_beside(filepath):
+                self._state_file.settle()
         self.fabric.barrier("save_checkpoint")
 
     def _stateful_callbacks(self) -> list[Callback]:
         """The callbacks whose state belongs to the run: the loop's own saver starts anew in each version folder."""
         return [callback for callback in self.callbacks if callback is not self._default_checkpoint]
 
-    def _federated_state(self) -> dict[str, Any]:
+    def _keeps_states_beside(self, filepath: str | os.PathLike[str]) -> bool:
+        """Whether it is the loop's own rolling checkpoint, which would repeat all clients' vectors each round."""
+        own = self._default_checkpoint
+        return own is not None and own.dirpath is not None and Path(filepath).parent == Path(own.dirpath)
+
+    def _states_beside(self) -> dict[str, Any]:
+        """Write the vectors that have changed to the file beside the loop's own checkpoint."""
+        changed = self.server.changed_states()
+        if self._state_file is None:
+            assert self.log_dir is not None
+            self._state_file = StateFile(Path(self.log_dir) / "checkpoints" / STATES_FILE)
+        return self._state_file.write(changed) if self.is_global_zero else {}
+
+    def _federated_state(self, states_beside: bool) -> dict[str, Any]:
         server = self.server
+        where = {"client_states_beside": self._states_beside()} if states_beside else {}
         return {
             "round": self.global_step,
             "pending": self.pending,
@@ -103,7 +129,8 @@ class Saving(TrainerInterface):
             "seed": server.seed,
             "method": type(self.method).__name__,
             "method_state": self.method.state_dict(),
-            "client_states": server.states_dict(),
+            "client_states": {} if states_beside else server.states_dict(),
+            **where,
             "solver": server.trainer.solver.state_dict(),
             "log_dir": self.log_dir,
         }
@@ -130,7 +157,10 @@ class Saving(TrainerInterface):
         self.ckpt_path = os.fspath(path)
         loaded = checkpoints.read_checkpoint(path)
         if self.state.fn == TrainerFn.FITTING:
+            refuse_live(self.ckpt_path)
             checkpoints.check_resumable(loaded, self.ckpt_path, type(self.method).__name__, resolve_seed(self.seed))
+            if beside := loaded[checkpoints.FEDERATED_KEY].get("client_states_beside"):
+                loaded[checkpoints.FEDERATED_KEY]["client_states"] = read_states(beside, self.ckpt_path)
         return loaded
 
     def _load(self, loaded: dict[str, Any] | None) -> None:
@@ -175,7 +205,7 @@ class Saving(TrainerInterface):
             ValueError: with what differs.
         """
         path, server = self.ckpt_path, self.server
-        if missing := [key for key in self._federated_state() if key not in state]:
+        if missing := [key for key in _ENTRIES if key not in state]:
             raise ValueError(f"{path!r} was written by another version of this package: it has no {missing[0]!r}.")
         if state["num_clients"] != server.num_clients:
             raise ValueError(
@@ -196,82 +226,3 @@ class Saving(TrainerInterface):
         """Whether the run ended by this callback: a ``Trainer`` would train one more epoch before it stops again."""
         exhausted = callback.wait_count >= callback.patience
         return not self.pending and exhausted and callback.stopped_epoch == self.current_epoch - 1
-
-    def _take(self, results: Results) -> None:
-        """Make reported metrics visible to callbacks, loggers, the progress bar and the round's row."""
-        self.callback_metrics.update(results.callback)
-        self.logged_metrics.update(results.logged)
-        self.progress_bar_metrics.update(results.prog_bar)
-        self._reported.update(results.callback)
-
-    def _start_row(self, row: dict[str, Any]) -> None:
-        """Begin a round's row; until its training is done, the row of the round before stays for checkpoints."""
-        self.row = row
-        self.logged_metrics = {}
-        self._reported: dict[str, Tensor] = {}
-
-    def _full_row(self) -> dict[str, Any]:
-        """The present round's row with what was reported in this round; the one place that waits for the device."""
-        return {**{name: float(value) for name, value in self._reported.items()}, **self.row}
-
-    def _log_round(self) -> None:
-        """One row in the record, one report to each logger; a logger's step is the round."""
-        if not self.is_global_zero:
-            return
-        if self.record is not None:
-            self.record.write_round(self._full_row())
-        metrics = {name: float(value) for name, value in self.logged_metrics.items()}
-        self._report_to_loggers({**metrics, "epoch": self.current_epoch - 1})
-
-    def _log_hyperparameters(self) -> None:
-        """Tell the loggers what the module and the data module were made with, as a ``Trainer`` does."""
-        owners = [owner for owner in (self.module, self.datamodule) if getattr(owner, "_log_hyperparams", False)]
-        hparams = {name: value for owner in owners for name, value in owner.hparams_initial.items()}
-        for logger in self.loggers if self.is_global_zero else []:
-            if hparams:
-                logger.log_hyperparams(hparams)
-            logger.log_graph(self.module)
-            logger.save()
-
-    def _report_to_loggers(self, metrics: dict[str, float]) -> None:
-        for logger in self.loggers if self.is_global_zero else []:
-            logger.log_metrics(metrics, step=self.current_epoch)
-            logger.save()
-
-    def _write_summary(self, test: dict[str, float]) -> None:
-        """Write ``summary.json`` and print it in short."""
-        saver = next((c for c in self.callbacks if isinstance(c, ModelCheckpoint)), None)
-        # A resumed run that had nothing left to train has saved nothing.
-        written = saver is not None and (saver.best_model_path or saver.last_model_path or self.ckpt_path)
-        summary = summarize(
-            stop_round=self.current_epoch,
-            stop_reason=self._stop_reason(),
-            budget=self.max_rounds,
-            test=test,
-            checkpoint=written or None,
-            log_dir=self.log_dir,
-            device=self.fabric.device,
-            seconds=time.perf_counter() - self._began,
-            theta=self.server.theta,
-        )
-        self.summary = summary
-        if self.record is not None and self.is_global_zero:
-            self.record.write_summary(summary)
-        for logger in self.loggers if self.is_global_zero else []:
-            logger.finalize("success")
-        if self._prints and self.is_global_zero:
-            print(describe(summary), flush=True)
-
-    def _stop_reason(self) -> str:
-        """Why the run ended, in a sentence: a callback's own where one stopped it."""
-        if self.nonfinite_reason is not None:
-            return self.nonfinite_reason
-        if not self.should_stop:
-            return f"The budget of {self.max_rounds} rounds is used up."
-        # A rule that only observes says when it would have stopped, which ended nothing.
-        rules = [callback for callback in self.callbacks if not getattr(callback, "observe_only", False)]
-        reasons = [getattr(callback, "stopping_reason_message", None) for callback in rules]
-        return next((reason for reason in reasons if reason), "A callback set `should_stop`.")
-
-    def _warn(self, message: str) -> None:
-        rank_zero_warn(message)

@@ -8,6 +8,7 @@ import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -63,6 +64,48 @@ def seeded(seed: int) -> Iterator[None]:
             error = raised
     if error is not None:
         raise error
+
+
+class RandomStream:
+    """The global generators of a client whose work is interleaved with that of others.
+
+    Blocks under :meth:`resumed` draw what one block under :func:`seeded` would draw in their place.
+
+    Args:
+        seed: as for :func:`seeded`.
+    """
+
+    def __init__(self, seed: int) -> None:
+        with seeded(seed):
+            self._state = global_state()
+
+    @contextmanager
+    def resumed(self) -> Iterator[None]:
+        """Go on with the stream; the global generators are put back afterwards."""
+        outside = global_state()
+        _go_on_from(self._state)
+        try:
+            yield
+        finally:
+            self._state = global_state()
+            _go_on_from(outside)
+
+
+def global_state() -> dict[str, Any]:
+    """The state of the global generators, without a look at devices that are not in use."""
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.default_generator.get_state()}
+    state["numpy"] = np.random.get_state()  # noqa: NPY002 - see `seeded`
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def _go_on_from(state: dict[str, Any]) -> None:
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])  # noqa: NPY002 - see `seeded`
+    torch.default_generator.set_state(state["torch"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"])
 
 
 def _seed_torch(seed: int) -> None:

@@ -2,7 +2,7 @@
 
 import heapq
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
@@ -12,11 +12,12 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from lightning_fedstop.aggregation import BufferMean, RunningMean
-from lightning_fedstop.client_state import ClientStates
+from lightning_fedstop.client_state import ClientStates, Key
 from lightning_fedstop.cohort import Cohort, cohort_size
-from lightning_fedstop.local import CallHook, LocalTrainer
+from lightning_fedstop.collectives import gather, reduce
+from lightning_fedstop.local import CallHook, Job, LocalTrainer, LocalUpdate
 from lightning_fedstop.methods.base import Client, FederatedMethod, Federation
-from lightning_fedstop.seeding import derive_seed, seeded, torch_generator
+from lightning_fedstop.seeding import derive_seed, torch_generator
 
 Weighting = Literal["uniform", "samples"]
 OnNonfinite = Literal["stop", "drop", "keep"]
@@ -169,10 +170,11 @@ class Server:
         nonfinite = []
         hands = deal(clients, self.sizes, self.fabric.world_size)
         self._move_states(hands)
-        for client in hands[self.fabric.global_rank]:
-            buffers.reset()
-            if not self._train_client(round, client, mean, buffers):
-                nonfinite.append(client)
+        self.states.begin()
+        jobs = [self._job(round, index) for index in hands[self.fabric.global_rank]]
+        for client, update in self.trainer.run(jobs, self._load_global):
+            if not self._take(client, update, mean, buffers):
+                nonfinite.append(client.index)
         report.nonfinite = sorted(client for part in self.gather(nonfinite) for client in part)
         self._aggregate(report, mean, buffers)
         self._buffers = None
@@ -204,37 +206,52 @@ class Server:
                 merged.setdefault(name, {}).update(vectors)
         return merged
 
+    def changed_states(self) -> dict[Key, Tensor]:
+        """The vectors that have changed since this was asked for last, from all processes."""
+        return {key: vector for (part,) in self.gather([self.states.take_changed()]) for key, vector in part.items()}
+
     def load_states(self, state_dict: dict[str, Any]) -> None:
         """Take the vectors of all clients back; the first process keeps them until they are needed elsewhere."""
         self.states.load_state_dict(state_dict if self.fabric.is_global_zero else {})
         self._trained_on = {client: 0 for vectors in state_dict.values() for client in vectors}
 
-    def _train_client(self, round: int, index: int, mean: RunningMean, buffers: BufferMean) -> bool:
-        """Train one client and add its update to the sums; gives whether the update was finite."""
-        size = self.sizes[index]
-        solver = self.trainer.solver
+    def _job(self, round: int, index: int) -> Job:
+        """One client's part in the round."""
+        size, solver = self.sizes[index], self.trainer.solver
         weight = size if self.weighting == "samples" else 1
         client = Client(index, round, size, self.theta, solver.lr, solver.momentum, weight)
-        batches = self.datamodule.client_dataloader(index, torch_generator(self.seed, "batches", round, index))
+
+        def make_batches() -> Iterable[Any]:
+            generator = torch_generator(self.seed, "batches", round, index)
+            return cast(Iterable[Any], self.datamodule.client_dataloader(index, generator))
+
+        return Job(client, make_batches, derive_seed(self.seed, "client", round, index))
+
+    def _load_global(self) -> None:
+        """Put the global model and the buffers of the round's start into the module."""
+        if self._buffers is not None:
+            self._buffers.reset()
         self.set_theta(self.theta)
-        self.call_hook("on_client_start", index)
-        with seeded(derive_seed(self.seed, "client", round, index)):
-            update = self.trainer.train(client, batches)
+
+    def _take(self, client: Client, update: LocalUpdate, mean: RunningMean, buffers: BufferMean) -> bool:
+        """Add a client's update, and the buffers that the module holds, to the sums; gives whether it was finite."""
         finite = bool(torch.isfinite(update.delta).all())
         if update.steps and (finite or self.on_nonfinite == "keep"):
-            mean.add(update.delta, weight)
-            buffers.add(weight)
+            mean.add(update.delta, client.weight)
+            buffers.add(client.weight)
             self.method.finish(client, update.delta, update.steps)
-        self.call_hook("on_client_end", index)
+        self.call_hook("on_client_end", client.index)
         return finite
 
     def _aggregate(self, report: RoundReport, mean: RunningMean, buffers: BufferMean) -> None:
         """The server step; a round that nothing came back from, or that ends the run, leaves the model as it was."""
         stops = bool(report.nonfinite) and self.on_nonfinite == "stop"
         if stops or not mean.total_weight(self.reduce):
+            self.states.discard()
             buffers.reset()
             self.set_theta(self.theta)
             return
+        self.states.commit()
         mean_delta = mean.compute(self.reduce)
         theta = self.method.aggregate(self.theta, mean_delta)
         # At a learning rate of 0 the model stays, though the mean dual of FedDyn would still move it.
@@ -261,30 +278,15 @@ class Server:
     def abandon_round(self) -> None:
         """Put the global model back into the module if a round was broken off."""
         if self._buffers is not None:
+            self.states.discard()
             self._buffers.reset()
             self._buffers = None
             self.set_theta(self.theta)
 
     def reduce(self, tensor: Tensor, op: str) -> Tensor:
-        """See :func:`reduce`."""
+        """See :func:`~lightning_fedstop.collectives.reduce`."""
         return reduce(self.fabric, tensor, op)
 
     def gather(self, items: list[Any]) -> list[list[Any]]:
-        """See :func:`gather`."""
+        """See :func:`~lightning_fedstop.collectives.gather`."""
         return gather(self.fabric, items)
-
-
-def reduce(fabric: Fabric, tensor: Tensor, op: str) -> Tensor:
-    """Reduce a tensor over the processes, by ``"sum"``, ``"min"`` or ``"max"``."""
-    if fabric.world_size == 1:
-        return tensor
-    return cast(Tensor, fabric.all_reduce(tensor.clone(), reduce_op=op))
-
-
-def gather(fabric: Fabric, items: list[Any]) -> list[list[Any]]:
-    """The lists of all processes, in order of rank."""
-    if fabric.world_size == 1:
-        return [items]
-    gathered: list[Any] = [None] * fabric.world_size
-    torch.distributed.all_gather_object(gathered, items)
-    return gathered

@@ -52,6 +52,7 @@ CASES = {
     "fedwmsam": lambda: (Logs(), FedWMSAM(0.1, alpha_rate=0.3), [], {"clients_per_round": 3, "max_rounds": 3}),
     "one client": lambda: (Logs(), FedAvg(), [], {"clients_per_round": 1, "max_rounds": 2}),
     "diverging": lambda: (diverging(), FedAvg(), [], {}),
+    "stacked": lambda: (ToyModule(), SCAFFOLD(), [], {"client_backend": "stacked"}),
 }
 
 

@@ -80,7 +80,7 @@ def test_unreadable_files_are_refused_by_name(tmp_path):
     for name, error, message in (
         ("none.ckpt", FileNotFoundError, "There is no checkpoint at"),
         ("text.ckpt", ValueError, "cannot be read as a checkpoint"),
-        ("objects.ckpt", ValueError, "cannot be read as a checkpoint: Weights only load failed"),
+        ("objects.ckpt", ValueError, "cannot be read as a checkpoint: it holds other objects"),
         ("other.ckpt", ValueError, "it has no 'state_dict'"),
     ):
         with pytest.raises(error, match=message) as raised:
@@ -115,7 +115,7 @@ def test_callbacks_get_their_own_state():
 
 
 def test_find_last_takes_the_newest_and_no_half_written_one(tmp_path):
-    with pytest.raises(FileNotFoundError, match="found no checkpoint under"):
+    with pytest.raises(FileNotFoundError, match="found no checkpoint of a run under"):
         checkpoints.find_last(tmp_path)
     for age, name in enumerate([".half.ckpt", "b/new.ckpt", "a/old.ckpt", "c/notes.txt"]):
         path = tmp_path / name
@@ -123,6 +123,11 @@ def test_find_last_takes_the_newest_and_no_half_written_one(tmp_path):
         path.touch()
         os.utime(path, (1000 - age, 1000 - age))
     assert checkpoints.find_last(tmp_path) == tmp_path / "b/new.ckpt"
+    # What holds weights alone is no run to go on with, however new; what cannot be read is for the reader to name.
+    torch.save({"state_dict": {}}, tmp_path / "weights.ckpt")
+    assert checkpoints.find_last(tmp_path) == tmp_path / "b/new.ckpt"
+    torch.save({"state_dict": {}, checkpoints.FEDERATED_KEY: {}}, tmp_path / "run.ckpt")
+    assert checkpoints.find_last(tmp_path) == tmp_path / "run.ckpt"
 
 
 @pytest.mark.parametrize(

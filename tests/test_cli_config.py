@@ -14,8 +14,8 @@ from tests.cli_tools import CONF
         (b"trainer: [1]", "`trainer:` must hold keys of its own, but holds [1]"),
         (b"model: 3", "`model:` must hold keys of its own, but holds 3"),
         (b"trainer: {}  # caf\xe9", "it is not text in UTF-8"),
-        (b"trainer: {max_rounds: 2, max_rounds: 3}", "'max_rounds' is there twice line 1, column 26"),
-        (b"trainer: {}\nmodel: A\ntrainer: {}", "'trainer' is there twice line 3, column 1"),
+        (b"trainer: {max_rounds: 2, max_rounds: 3}", "'max_rounds' is there twice, in line 1, column 26"),
+        (b"trainer: {}\nmodel: A\ntrainer: {}", "'trainer' is there twice, in line 3, column 1"),
     ],
 )
 @pytest.mark.parametrize("words", [["-c"], ["--config"], ["--config="]])

@@ -47,7 +47,7 @@ def root(tmp_path, monkeypatch):
         (["--config", str(CONF)], ["--config", "is not a file"]),
         (["--config", str(CONF / "no_yaml.txt")], ["no_yaml.txt: it is not YAML", "line 2"]),
         (["--config", str(CONF / "list.yaml")], ["list.yaml: it must hold keys such as `trainer:`, but holds [1]"]),
-        (["--config"], ["expected one argument"]),
+        (["--config"], ["--config: needs a value"]),
         (["--model", ".Net"], ["model: must be LightningModule or null, got '.Net'"]),
         (["--model", "3"], ["model: there is no class '3'"]),
         (["--data.skew", "Skew"], ["data.skew: there is no class 'Skew'; there are DirichletSkew, Iid"]),

@@ -1,11 +1,14 @@
 """The local steps, on modules that were not written for the loop."""
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
 
 from lightning_fedstop.cohort import ScheduledCohort
-from lightning_fedstop.local import length_of, limited
+from lightning_fedstop.methods import SCAFFOLD
+from lightning_fedstop.step_io import length_of, limited
 from tests.helpers import Seen, ToyData, ToyModule, fit, flat, one_client
 
 
@@ -295,3 +298,17 @@ def test_batches_reach_the_step_through_the_transfer_hooks(tmp_path):
     module = Shifts()
     one_client(tmp_path, module)
     assert not any(x.any() for x, _ in module.batches)
+
+
+def test_a_clients_vectors_are_dropped_before_the_next_client(tmp_path):
+    alive = []
+
+    class Watched(SCAFFOLD):
+        def start(self, client):
+            alive.append([reference() is not None for reference in made])
+            super().start(client)
+            made.append(weakref.ref(client.vectors["correction"]))
+
+    made = []
+    fit(tmp_path, method=Watched(), clients_per_round=3, max_rounds=1)
+    assert alive == [[], [False], [False, False]]

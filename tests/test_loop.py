@@ -3,7 +3,7 @@
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_fedstop.cohort import ScheduledCohort
@@ -73,6 +73,24 @@ def test_check_val_every_n_round(tmp_path, every, rounds):
     loop, _ = fit(tmp_path, max_rounds=4, check_val_every_n_round=every)
     rows = read_rounds(f"{loop.log_dir}/metrics.csv")
     assert [int(row["round"]) for row in rows if row["val_loss"]] == rounds
+
+
+@pytest.mark.parametrize(("every", "rounds"), [(None, []), (1, [1, 2, 3, 4]), (3, [3])])
+def test_check_test_every_n_round_fills_the_record_and_changes_no_bit(tmp_path, every, rounds):
+    reference, expected = fit(tmp_path / "reference", max_rounds=4)
+    saver = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+    loop, module = fit(tmp_path, *[saver] * bool(rounds), max_rounds=4, check_test_every_n_round=every)
+    rows = read_rounds(f"{loop.log_dir}/metrics.csv")
+    assert [int(row["round"]) for row in rows if row["test_loss"]] == rounds
+    assert same(bits(module), bits(expected))
+    assert loop.summary["test"] == reference.summary["test"]
+    if rounds and rounds[-1] == 4:
+        assert float(rows[-1]["test_loss"]) == pytest.approx(loop.summary["test"]["test_loss"])
+
+
+def test_check_test_every_n_round_is_checked(tmp_path):
+    with pytest.raises(ValueError, match="`check_test_every_n_round` must be an integer of at least 1 or None, got 0"):
+        fit(tmp_path, check_test_every_n_round=0)
 
 
 @pytest.mark.parametrize(("limit", "batches"), [(None, 3), (1, 1), (0.67, 2), (0, 0)])

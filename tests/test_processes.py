@@ -38,6 +38,14 @@ def load(root, name):
     return [torch.load(root / f"{processes}-{name}.pt", weights_only=True) for processes in (1, 2)]
 
 
+def test_each_process_stacks_its_hand(runs):
+    root, _ = runs
+    one, two = load(root, "stacked")
+    for name, value in one["state"].items():
+        torch.testing.assert_close(two["state"][name], value, rtol=1e-5, atol=1e-6)
+    assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-5)
+
+
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedlesam", "fedwmsam", "one client", "diverging", "resumed"])
 def test_processes_do_not_change_the_bits(runs, name):
     one, two = load(runs[0], name)
@@ -59,6 +67,19 @@ def test_one_process_alone_writes(runs):
         files = sorted(str(path.relative_to(root / f"2-{name}")) for path in (root / f"2-{name}").rglob("*.*"))
         version = "lightning_logs/version_0"
         assert [f for f in files if not Path(f).is_dir()] == [
-            f"{version}/{name}" for name in ("checkpoints/last.ckpt", "metrics.csv", "summary.json")
+            f"{version}/{name}" for name in ("checkpoints/last.ckpt", "config.yaml", "metrics.csv", "summary.json")
         ]
     assert printed == ""
+
+
+@pytest.mark.parametrize(("rank", "hook"), [(0, "on_client_end"), (1, "on_train_epoch_end")])
+def test_one_process_that_fails_ends_all_with_its_message(tmp_path, rank, hook):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "tests.failing_script", str(tmp_path), str(rank), hook]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400)
+    assert done.returncode != 0
+    assert f"ValueError: no luck on {rank}" in done.stderr
+    if rank == 1:
+        assert "The run ended because process 1 failed: ValueError: no luck on 1" in done.stderr
+    last = tmp_path / "lightning_logs" / "version_0" / "checkpoints" / "last.ckpt"
+    assert torch.load(last, weights_only=True)["federated"]["round"] == 1

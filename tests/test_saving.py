@@ -41,7 +41,8 @@ def test_a_run_leaves_a_record_a_summary_and_a_checkpoint(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     root = tmp_path / "runs"
     loop, _ = fit(root)
-    assert files(tmp_path) == [f"runs/{VERSION}/{n}" for n in ("checkpoints/last.ckpt", "metrics.csv", "summary.json")]
+    names = ("checkpoints/last.ckpt", "config.yaml", "metrics.csv", "summary.json")
+    assert files(tmp_path) == [f"runs/{VERSION}/{name}" for name in names]
     summary = json.loads((root / VERSION / "summary.json").read_text())
     assert summary == json.loads(json.dumps(loop.summary))
     expected = {"stop_round": 3, "budget": 3, "share_used": 1.0, "stop_reason": "The budget of 3 rounds is used up."}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fedstop.seeding import derive_seed, resolve_seed, seeded, torch_generator
+from lightning_fedstop.seeding import RandomStream, derive_seed, resolve_seed, seeded, torch_generator
 
 
 def test_resolve_seed_takes_the_argument_then_lightnings_then_zero(monkeypatch):
@@ -59,3 +59,20 @@ def test_seeded_blocks_repeat_and_leave_the_outer_generators_alone():
     got.append(draw())
     assert got == expected
     assert inside[0] == inside[1]
+
+
+def test_interleaved_streams_draw_what_each_draws_alone():
+    alone = []
+    for seed in (3, 4):
+        with seeded(seed):
+            alone.append([draw(), draw()])
+    seed_all()
+    expected = draw()
+    seed_all()
+    streams = [RandomStream(seed) for seed in (3, 4)]
+    drawn = [[], []]
+    for number in (0, 1, 1, 0):
+        with streams[number].resumed():
+            drawn[number].append(draw())
+    assert drawn == alone
+    assert draw() == expected

@@ -1,5 +1,6 @@
 """Skews and paths in the plain types that checkpoints and configuration files hold."""
 
+import inspect
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -12,7 +13,7 @@ def as_skew(value: Skew | Mapping[str, Any] | None) -> Skew:
     """A skew from itself, from what :meth:`Skew.as_config` gave, or :class:`Iid` from ``None``.
 
     Raises:
-        TypeError: if ``value`` is neither.
+        TypeError: if ``value`` is neither, or names a class that is no skew, which is not called.
 
     >>> as_skew({"class_path": "lightning_fedstop.data.skew.Iid", "init_args": {}})
     Iid(variant='paper', min_samples=1)
@@ -21,7 +22,10 @@ def as_skew(value: Skew | Mapping[str, Any] | None) -> Skew:
         return Iid()
     if isinstance(value, Mapping) and "class_path" in value:
         module, _, name = str(value["class_path"]).rpartition(".")
-        value = getattr(import_module(module), name)(**value.get("init_args", {}))
+        # The mapping may come from a checkpoint: whatever else its path names must not be called.
+        named = getattr(import_module(module), name)
+        if inspect.isclass(named) and issubclass(named, Skew):
+            value = named(**value.get("init_args", {}))
     if not isinstance(value, Skew):
         raise TypeError(f"`skew` must be a Skew such as `DirichletSkew(concentration=0.1)`, got {value!r}.")
     return value

@@ -1,5 +1,6 @@
 """Archives in MedMNIST's layout, read and checked in one place."""
 
+import math
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -14,7 +15,17 @@ from numpy.typing import NDArray
 from lightning_fedstop.data._checks import IntArray, label_vector
 
 SPLITS = ("train", "val", "test")
-_UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, KeyError, RuntimeError)
+_UNREADABLE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    OSError,
+    ValueError,
+    KeyError,
+    RuntimeError,
+    NotImplementedError,
+    MemoryError,
+)
 
 
 class ImageArchive:
@@ -28,7 +39,8 @@ class ImageArchive:
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if it is unreadable, or an array is missing or has another shape or dtype.
+        ValueError: if it is unreadable, or an array is missing or has another shape.
+        TypeError: if the labels are no whole numbers.
 
     Attributes:
         height, width, in_chans: of the images, the same in all splits.
@@ -37,7 +49,8 @@ class ImageArchive:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         if not self.path.is_file():
-            raise FileNotFoundError(f"There is no image archive at '{self.path}'.")
+            reason = ", which is a folder" if self.path.is_dir() else ""
+            raise FileNotFoundError(f"There is no image archive at '{self.path}'{reason}: give the path of a .npz file.")
         with self._reading():
             self._headers = _headers(self.path)
         if "train_images" not in self._headers or "train_labels" not in self._headers:
@@ -66,6 +79,8 @@ class ImageArchive:
             absent = "images" if images is None else "labels"
             raise ValueError(f"'{self.path}' has no array '{split}_{absent}', but the other of the pair.")
         (shape, dtype), where = images, f"'{split}_images' in '{self.path}'"
+        if labels[1].kind not in "iub":
+            raise TypeError(f"'{split}_labels' in '{self.path}' must hold whole class numbers, got dtype {labels[1]}.")
         if dtype != np.uint8:
             raise ValueError(f"{where} must be uint8, got {dtype}.")
         if len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3)) or 0 in shape[1:]:
@@ -101,13 +116,29 @@ class ImageArchive:
         with self._reading(), np.load(self.path, allow_pickle=False) as file:
             return np.asarray(file[key])
 
+    def check(self, num_classes: int) -> None:
+        """Read every array to its end, so that a fault in one that is needed only later is found now.
+
+        Raises:
+            ValueError: if an array is damaged or ends early, or a label is out of range.
+        """
+        for split in SPLITS:
+            if self.sizes[split]:
+                self.labels(split, num_classes)
+        with self._reading(), zipfile.ZipFile(self.path) as archive:
+            if damaged := archive.testzip():
+                raise zipfile.BadZipFile(f"'{damaged}' is damaged")
+
     @contextmanager
     def _reading(self) -> Iterator[None]:
         try:
             yield
         except _UNREADABLE as error:
+            if isinstance(error, OSError) and error.strerror:
+                raise ValueError(f"'{self.path}' cannot be read: {error.strerror}.") from error
+            reason = str(error).partition(" on line")[0].strip(".'\"") or type(error).__name__
             raise ValueError(
-                f"'{self.path}' cannot be read as an image archive (truncated, or no .npz file): {error}."
+                f"'{self.path}' cannot be read as an image archive, it is truncated, damaged or no .npz file ({reason})."
             ) from error
 
 
@@ -126,5 +157,9 @@ def _headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
                 version = npy.read_magic(file)
                 read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
                 shape, _, dtype = read(file)
+                # Before anything of the size that the header claims is made room for.
+                claimed, there = math.prod(shape) * dtype.itemsize, archive.getinfo(member).file_size - file.tell()
+            if claimed != there and not dtype.hasobject:
+                raise ValueError(f"'{member}' says that it has {claimed} bytes, but has {there}")
             found[member[: -len(".npy")]] = (shape, dtype)
     return found

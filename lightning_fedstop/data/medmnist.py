@@ -121,7 +121,7 @@ class MedMNIST(ArrayDataModule):
 
         Raises:
             FileNotFoundError: if the file is missing.
-            ValueError: if it is unreadable, or holds other images than the set.
+            ValueError: if any of it is unreadable or damaged, or it holds other images than the set.
         """
         if self._archive is None:
             self._require_file()
@@ -132,6 +132,7 @@ class MedMNIST(ArrayDataModule):
                     f"'{self.file}' has images of (height, width, channels) {found}, but {self.dataset} at size "
                     f"{self.image_size} has {wanted}."
                 )
+            archive.check(self.num_classes)
             self._archive = archive
         return self._archive.read(split, self.num_classes)
 

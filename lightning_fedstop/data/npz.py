@@ -60,6 +60,16 @@ class NpzImages(ArrayDataModule):
         )
         self.save_hyperparameters()
 
+    def setup(self, stage: str) -> None:
+        """See :meth:`ArrayDataModule.setup`; before a fit the whole archive is checked, the test split included.
+
+        Raises:
+            ValueError: if an array is damaged or a label out of range.
+        """
+        if stage == "fit" and not self._splits:
+            self.archive.check(self.num_classes)
+        super().setup(stage)
+
     def read_split(self, split: str) -> tuple[NDArray[np.uint8], IntArray] | None:
         """Read a split; see :meth:`ArrayDataModule.read_split`."""
         return self.archive.read(split, self.num_classes)

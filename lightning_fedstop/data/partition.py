@@ -3,6 +3,7 @@
 import hashlib
 import os
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -165,8 +166,10 @@ class Partition:
                 str(found["skew"]),
                 int(found["seed"]),
             )
-        except (KeyError, ValueError, TypeError, OSError, EOFError, AttributeError, zipfile.BadZipFile) as error:
-            raise ValueError(f"'{path}' is not a saved partition: {error}.") from error
+        except (KeyError, ValueError, TypeError, OSError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+            # NumPy's own advice on a file of another kind is to unpickle it.
+            reason = "it is no .npz file, or truncated" if "pickle" in str(error) else str(error).strip(".'\"")
+            raise ValueError(f"'{path}' is not a saved partition: {reason}.") from error
         if num_clients is not None and len(partition) != num_clients:
             raise ValueError(f"The partition '{path}' has {len(partition)} clients, but `num_clients={num_clients}`.")
         # Dealt without classes, a partition knows only how many samples there were.

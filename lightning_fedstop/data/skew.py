@@ -74,7 +74,8 @@ class Skew(ABC):
         if len(vector) == 0 or len(vector) < num_clients * self.min_samples:
             raise ValueError(
                 f"{type(self).__name__} cannot deal {len(vector)} samples to {num_clients} clients with at least "
-                f"{self.min_samples} each: lower `num_clients` or `min_samples`."
+                f"{self.min_samples} each, which no number of tries would change (0 tries of {self!r}): lower "
+                f"`num_clients` or `min_samples`."
             )
         return vector
 

@@ -61,6 +61,20 @@ class Federation:
         return len(self.client_sizes)
 
 
+def add_scaled(target: Tensor, vector: Tensor, weight: float | Tensor) -> None:
+    """Add ``weight * vector`` to ``target`` in place; a weight of shape ``(M, 1)`` has a number for each client.
+
+    >>> target = torch.ones(2, 3)
+    >>> add_scaled(target, torch.ones(3), torch.tensor([[1.0], [2.0]]))
+    >>> target.tolist()
+    [[2.0, 2.0, 2.0], [3.0, 3.0, 3.0]]
+    """
+    if isinstance(weight, Tensor):
+        target.add_(weight.to(target.dtype) * vector)
+    else:
+        target.add_(vector, alpha=weight)
+
+
 @dataclass
 class Client:
     """One client in one round.
@@ -86,14 +100,43 @@ class Client:
     vectors: dict[str, Tensor] = field(default_factory=dict)
 
 
+class ClientStack:
+    """The clients of a round that take their local steps at once: what a :class:`Client` is to one of them.
+
+    Attributes:
+        num_samples: shape ``(M, 1)``, float64.
+        vectors: by name, stacked along a new first dimension, so ``(M, d)``; a name that only some of the clients have
+            is zero for the others.
+
+    ``round``, ``theta``, ``lr`` and ``momentum`` are those of all clients. There is no ``index``: what a client alone
+    has goes into its ``vectors`` in :meth:`FederatedMethod.start`.
+    """
+
+    def __init__(self, clients: Sequence[Client]) -> None:
+        first = clients[0]
+        self.round, self.theta, self.lr, self.momentum = first.round, first.theta, first.lr, first.momentum
+        sizes = [client.num_samples for client in clients]
+        self.num_samples = torch.tensor(sizes, dtype=torch.float64, device=first.theta.device).unsqueeze(1)
+        self.vectors: dict[str, Tensor] = {}
+        for name in dict.fromkeys(name for client in clients for name in client.vectors):
+            given = [client.vectors.pop(name, None) for client in clients]
+            like = next(vector for vector in given if vector is not None)
+            self.vectors[name] = torch.stack([torch.zeros_like(like) if v is None else v for v in given])
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these clients alone."""
+        self.num_samples = self.num_samples[rows]
+        self.vectors = {name: vector[rows] for name, vector in self.vectors.items()}
+
+
 class LocalStep:
     """One local step, as a method sees it.
 
     Attributes:
-        client: whose step it is.
+        client: whose step it is; for a stack of clients a :class:`ClientStack`, which looks the same.
         k: the step's number within the round, from 0.
-        x: shape ``(d,)``; the local model.
-        grad: shape ``(d,)``; the gradient, filled by :meth:`backward` and changed in place by the method.
+        x: shape ``(d,)``, or ``(M, d)``; the local model.
+        grad: of the same shape; the gradient, filled by :meth:`backward` and changed in place by the method.
     """
 
     def __init__(self, client: Client, k: int, x: Tensor, grad: Tensor, backward: Callable[[bool], None]) -> None:

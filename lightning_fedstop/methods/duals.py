@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from lightning_fedstop.aggregation import RunningSum
-from lightning_fedstop.methods.base import Client, Federation, LocalStep
+from lightning_fedstop.methods.base import Client, Federation, LocalStep, add_scaled
 
 
-def add_proximal_term(step: LocalStep, weight: float, inside_clip: bool) -> None:
+def add_proximal_term(step: LocalStep, weight: float | Tensor, inside_clip: bool) -> None:
     """Add the gradient of (weight/2) ||x - theta||^2, or, outside the clip, its part at theta alone."""
     theta = step.client.theta
-    step.grad.add_(step.x - theta if inside_clip else -theta, alpha=weight)
+    add_scaled(step.grad, step.x - theta if inside_clip else -theta, weight)
 
 
 class Duals:

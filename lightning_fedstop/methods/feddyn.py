@@ -4,7 +4,15 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from lightning_fedstop.methods.base import Client, FederatedMethod, Federation, LocalStep, one_of, positive
+from lightning_fedstop.methods.base import (
+    Client,
+    FederatedMethod,
+    Federation,
+    LocalStep,
+    add_scaled,
+    one_of,
+    positive,
+)
 from lightning_fedstop.methods.duals import Duals, add_proximal_term
 
 AlphaScaling = Literal["inverse_size"]
@@ -48,8 +56,8 @@ class FedDyn(FederatedMethod):
         self.duals.setup(federation)
         self.mean_size = sum(federation.client_sizes) / federation.num_clients
 
-    def weight(self, client: Client) -> float:
-        """The client's alpha."""
+    def weight(self, client: Client) -> float | Tensor:
+        """The client's alpha, or those of a stack of clients."""
         return self.alpha if self.alpha_scaling is None else self.alpha * self.mean_size / client.num_samples
 
     def start(self, client: Client) -> None:
@@ -60,12 +68,12 @@ class FedDyn(FederatedMethod):
         """Add the proximal term and the dual."""
         weight = self.weight(step.client)
         add_proximal_term(step, weight, self.prox_inside_clip)
-        step.grad.add_(step.client.vectors["dual"], alpha=weight)
+        add_scaled(step.grad, step.client.vectors["dual"], weight)
 
     def after_clip(self, step: LocalStep) -> None:
         """Add alpha x, if the proximal term is split."""
         if not self.prox_inside_clip:
-            step.grad.add_(step.x, alpha=self.weight(step.client))
+            add_scaled(step.grad, step.x, self.weight(step.client))
 
     def finish(self, client: Client, delta: Tensor, steps: int) -> None:
         """Update h_m."""

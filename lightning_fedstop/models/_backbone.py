@@ -9,6 +9,8 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from lightning_fedstop.checkpoint import reason_unreadable
+
 _CHECKPOINT_KEYS = ("state_dict_ema", "model_ema", "state_dict", "model")
 _WRAPPER_PREFIXES = ("_orig_mod.", "module.", "backbone.")
 
@@ -113,8 +115,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ValueError(f"`weights_path`: {path} cannot be read ({type(error).__name__}: {reason}).") from None
+        raise ValueError(f"`weights_path`: {path} cannot be read: {reason_unreadable(error)}.") from None
     if isinstance(content, dict):
         content = next((content[key] for key in _CHECKPOINT_KEYS if isinstance(content.get(key), dict)), content)
     weights = {_bare(k): v for k, v in content.items() if isinstance(v, Tensor)} if isinstance(content, dict) else {}

@@ -14,6 +14,7 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from lightning_fedstop.models._backbone import build_backbone, nearest_size, takes
+from lightning_fedstop.models._matmul import use_matmul
 
 _RESERVED = {"pretrained", "num_classes", "in_chans", "features_only", "checkpoint_path", "pretrained_cfg_overlay"}
 Batch = tuple[Tensor, Tensor]
@@ -43,6 +44,8 @@ class ImageClassifier(LightningModule):
         weight_decay: SGD weight decay.
         lr_decay: Factor on the learning rate after each epoch, or federated round.
         backbone_kwargs: Further arguments of the timm model, plain values such as ``{"drop_path_rate": 0.1}``.
+        matmul_layers: Compute depthwise convolutions on maps of up to 64 pixels, and a ConvNeXt's pointwise ones, as
+            matrix products: equal up to rounding, and on a CPU up to twice as fast for images of 28 to 64 px.
 
     A checkpoint holds all weights, so ``ImageClassifier.load_from_checkpoint(path)`` reads no other file and needs no
     network, whatever ``pretrained`` and ``weights_path`` were: ``hparams`` keeps them switched off, while
@@ -74,6 +77,7 @@ class ImageClassifier(LightningModule):
         weight_decay: float = 1e-3,
         lr_decay: float = 0.998,
         backbone_kwargs: dict[str, Any] | None = None,
+        matmul_layers: bool = False,
     ) -> None:
         super().__init__()
         if num_classes is None:
@@ -91,9 +95,12 @@ class ImageClassifier(LightningModule):
             num_classes=num_classes, in_chans=in_chans, image_size=image_size, pretrained=False, weights_path=None
         )
         self.image_size = image_size
-        self.backbone = build_backbone(
-            backbone, num_classes, in_chans, pretrained, weights_path, dict(backbone_kwargs or {})
-        )
+        kwargs = dict(backbone_kwargs or {})
+        if matmul_layers and backbone.startswith("convnext"):
+            kwargs.setdefault("conv_mlp", False)
+        self.backbone = build_backbone(backbone, num_classes, in_chans, pretrained, weights_path, kwargs)
+        if matmul_layers and not use_matmul(self.backbone):
+            raise ValueError(f"`matmul_layers`: {backbone} has no depthwise convolution that could be a product.")
         if image_size is not None and not takes(self.backbone, in_chans, image_size, image_size):
             needed = nearest_size(self.backbone, in_chans, image_size, image_size)[0]
             bound = f">= {needed}" if takes(self.backbone, in_chans, 2 * needed, 2 * needed) else str(needed)
@@ -103,17 +110,18 @@ class ImageClassifier(LightningModule):
         self.test_metrics = _metrics(num_classes, "test_")
 
     def setup(self, stage: str) -> None:
-        """Refuse data of more classes than the model has.
+        """Refuse data of more classes, or other channels, than the model has.
 
         Raises:
             ValueError: With both numbers.
         """
-        count, known = (
-            self.hparams["num_classes"],
-            getattr(getattr(self.trainer, "datamodule", None), "num_classes", None),
-        )
+        data = getattr(self.trainer, "datamodule", None)
+        count, known = self.hparams["num_classes"], getattr(data, "num_classes", None)
         if isinstance(known, int) and known > count:
             raise ValueError(f"`num_classes` must be at least {known}, the classes of the data, got {count}.")
+        count, known = self.hparams["in_chans"], getattr(data, "in_chans", None)
+        if isinstance(known, int) and known != count:
+            raise ValueError(f"`in_chans` must be {known}, the channels of the data's images, got {count}.")
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of shape ``(n, num_classes)`` for images of shape ``(n, in_chans, height, width)``.

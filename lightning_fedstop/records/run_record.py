@@ -32,7 +32,7 @@ COLUMNS = (
     "bytes_up",
     "seconds_train",
     "seconds_eval",
-    "seconds_callbacks",
+    "seconds_criterion",
 )
 """The columns every record starts with; a value that a round lacks leaves its field empty."""
 
@@ -113,6 +113,17 @@ class RunRecord(Logger):
             self._version = number
             return
 
+    def discard(self) -> None:
+        """Remove the version folder, if it holds no more than the configuration."""
+        folder = Path(self.log_dir)
+        if not folder.is_dir() or any(path.suffix != ".yaml" for path in folder.iterdir()):
+            return
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+        if not any(folder.parent.iterdir()):
+            folder.parent.rmdir()
+
     def log_hyperparams(self, params: Any = None, *args: Any, **kwargs: Any) -> None:
         """Nothing to do: the configuration is saved beside the record."""
 
@@ -159,6 +170,11 @@ class RunRecord(Logger):
             rows.append(last_row)
         for row in rows:
             self.write_round({key: value for key, value in row.items() if value != ""})
+
+    def rows(self) -> list[dict[str, str]]:
+        """The rows written so far, as text."""
+        path = Path(self.log_dir) / ROUNDS_FILE
+        return read_rounds(path) if path.exists() else []
 
     @rank_zero_only
     def write_summary(self, summary: Mapping[str, Any]) -> None:

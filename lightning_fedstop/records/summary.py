@@ -1,10 +1,9 @@
 """The short story of a run: ``summary.json`` and what is printed at the end."""
 
-import functools
 import hashlib
-import platform
+import math
 import sys
-from importlib import metadata
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,22 +11,13 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-PACKAGES = ("lightning-fedstop", "lightning", "torch", "torchvision", "timm", "medmnist", "torchmetrics", "numpy")
+from lightning_fedstop.environment import device_name, versions
+from lightning_fedstop.records.distance import DistanceRecorder
+from lightning_fedstop.stopping.callback import CriterionCallback
 
-
-@functools.cache
-def versions() -> dict[str, str]:
-    """The versions of Python and of the packages a run depends on; those not installed are left out."""
-    installed = {distribution.metadata["Name"]: distribution.version for distribution in metadata.distributions()}
-    found = {package: installed[package] for package in PACKAGES if package in installed}
-    return {"python": platform.python_version(), **found}
-
-
-def device_name(device: torch.device) -> str:
-    """The accelerator's own name, or the processor's architecture."""
-    if device.type == "cuda":
-        return f"{torch.cuda.get_device_name(device)} ({device})"
-    return f"{device.type} ({platform.machine()}, {torch.get_num_threads()} threads)"
+_COMPARED = ("train_loss", "val_loss", "val_acc", "val_f1", "test_loss", "test_acc", "test_f1")
+FIGURES = (*_COMPARED, "distance", "growth_rate", "lr")
+"""The columns of the record that ``summary.json`` repeats."""
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
@@ -63,6 +53,9 @@ def summarize(
     device: torch.device,
     seconds: float,
     theta: Tensor,
+    rules: list[dict[str, Any]] | None = None,
+    best: dict[str, dict[str, float]] | None = None,
+    final: dict[str, float] | None = None,
 ) -> dict[str, Any]:
     """The content of ``summary.json``.
 
@@ -76,6 +69,9 @@ def summarize(
         device: what it ran on.
         seconds: wall time of the whole fit.
         theta: the last global model, shape ``(d,)``.
+        rules: what each stopping rule has said, see :func:`describe_rules`.
+        best: the best figures of the record, see :func:`extremes`.
+        final: its last figures.
     """
     return {
         "stop_round": stop_round,
@@ -83,6 +79,9 @@ def summarize(
         "budget": budget,
         "share_used": stop_round / budget,
         "test": test,
+        "best": best or {},
+        "final": final or {},
+        "rules": rules or [],
         "checkpoint": checkpoint,
         "log_dir": log_dir,
         "num_parameters": theta.numel(),
@@ -93,6 +92,58 @@ def summarize(
         "peak_memory_bytes": peak_memory(device),
         "versions": versions(),
     }
+
+
+def describe_rules(callbacks: Sequence[Any], averages: Mapping[str, dict[str, float]]) -> list[dict[str, Any]]:
+    """What each stopping rule among the callbacks has said of the run.
+
+    Args:
+        callbacks: the run's; those that are no :class:`CriterionCallback` are passed over.
+        averages: the test figures of the average that a rule offers, by its ``state_key``.
+    """
+    described = []
+    for callback in callbacks:
+        if not isinstance(callback, CriterionCallback) or isinstance(callback, DistanceRecorder):
+            continue
+        criterion: Any = callback.criterion
+        rule = {
+            "rule": type(callback).__name__,
+            "threshold": criterion.threshold,
+            "patience": criterion.patience,
+            "observe_only": callback.observe_only,
+            "stop_round": callback.stop_round,
+            "stopping_reason": callback.stopping_reason.value,
+            "stopping_reason_message": callback.stopping_reason_message,
+        }
+        if hasattr(callback, "monitor"):
+            rule["monitor"] = callback.monitor
+        average = getattr(callback, "saturation_average", None)
+        if average is not None and callback.stopped:
+            test = averages.get(callback.state_key, {})
+            path = callback.average_path  # type: ignore[attr-defined]
+            rule["average"] = {"rounds": average.rounds, "checkpoint": path, "test": test}
+        described.append(rule)
+    return described
+
+
+def extremes(rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+    """The best figures of a record with the rounds that had them, and its last ones.
+
+    Losses are best small, accuracies and F1 scores best large; figures that are not finite are no figures.
+
+    >>> extremes([{"round": "1", "val_loss": "2", "val_acc": ""}, {"round": "2", "val_loss": "nan", "val_acc": "0.5"}])
+    {'best': {'val_loss': {'value': 2.0, 'round': 1}, 'val_acc': {'value': 0.5, 'round': 2}}, 'final': {'val_acc': 0.5}}
+    """
+    best: dict[str, dict[str, float]] = {}
+    final: dict[str, float] = {}
+    for row in rows:
+        figures = {name: float(row[name]) for name in FIGURES if row.get(name)}
+        final = {name: value for name, value in figures.items() if math.isfinite(value)}
+        for name, value in final.items():
+            sign = -1 if name.endswith("loss") else 1
+            if name in _COMPARED and (name not in best or sign * value > sign * best[name]["value"]):
+                best[name] = {"value": value, "round": int(row["round"])}
+    return {"best": best, "final": final}
 
 
 def print_metrics(metrics: dict[str, float]) -> None:
@@ -120,8 +171,14 @@ def describe(summary: dict[str, Any]) -> str:
         + summary["stop_reason"]
     ]
     if summary["test"]:
-        lines.append("Test: " + ", ".join(f"{name} {value:.4f}" for name, value in summary["test"].items()))
+        lines.append("Test: " + _listed(summary["test"]))
+    averages = [rule["average"] for rule in summary.get("rules", []) if rule.get("average", {}).get("test")]
+    lines += [f"Test, mean of the last {one['rounds']} models: {_listed(one['test'])}" for one in averages]
     if summary["checkpoint"]:
         lines.append(f"Checkpoint: {summary['checkpoint']}")
     lines.append(f"Record: {summary['log_dir']}")
     return "\n".join(lines)
+
+
+def _listed(metrics: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())

@@ -1,6 +1,9 @@
 """What callbacks that stop a fit by a criterion share."""
 
 import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import lightning.pytorch as pl
@@ -34,6 +37,7 @@ class CriterionCallback(pl.Callback):
         stop_round: The check, counted from 1, that the fit was stopped at, or None.
         stopping_reason: Why.
         stopping_reason_message: The same in a sentence, or None.
+        seconds: Time this callback has taken in this fit.
     """
 
     log_prefix = "criterion"
@@ -66,6 +70,7 @@ class CriterionCallback(pl.Callback):
         self.stopping_reason = StoppingReason.NOT_STOPPED
         self.stopping_reason_message: str | None = None
         self._is_resumed = False
+        self.seconds = 0.0
         self._last_epoch = -1  # the last one checked
 
     @property
@@ -90,6 +95,14 @@ class CriterionCallback(pl.Callback):
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Lightning leaves out ``teardown`` then."""
         self._keeps_its_state = False
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - began
 
     def _is_due(self, epoch: int) -> bool:
         # An epoch is checked once: resumed at an epoch's end, a Trainer limited by steps runs its end a second time.

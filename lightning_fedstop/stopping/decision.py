@@ -15,6 +15,7 @@ class StoppingReason(Enum):
     NOT_STOPPED = "not_stopped"
     SATURATED = "saturated"  # the growth rate stayed under the threshold
     NOT_MOVING = "not_moving"  # the parameters never left their start
+    NOT_IMPROVING = "not_improving"  # a validation figure ceased to improve
     DIVERGED = "diverged"  # the parameters are not finite
 
 

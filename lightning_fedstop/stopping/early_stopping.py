@@ -1,7 +1,8 @@
 """The callback that stops a fit when the distance of the weights from their start stops growing."""
 
 import math
-from typing import Any
+import os
+from typing import Any, Literal
 
 import lightning.pytorch as pl
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -9,7 +10,8 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from lightning_fedstop.stopping.arguments import require_flag
+from lightning_fedstop.stopping.arguments import require_choice, require_flag
+from lightning_fedstop.stopping.average import SaturationAverage
 from lightning_fedstop.stopping.callback import CriterionCallback, is_dry_run
 from lightning_fedstop.stopping.criterion import Decision, StoppingReason, TaskVectorCriterion, Variant
 
@@ -52,6 +54,9 @@ class TaskVectorEarlyStopping(CriterionCallback):
         variant: ``"paper"``, or ``"released_code"`` to decide as the authors' code does.
         start_weights_on_cpu: Hold the one copy of the starting weights in main memory instead of on the device.
         observe_only: Record when the run would be stopped, and let it go on.
+        average: ``"saturation"`` to keep the mean of the models of the checks that stood still, restarted when one does
+            not, and to offer it at the stop beside the last model: in ``saturation_average``, in the file
+            ``average_path``, and in a ``FederatedLoop`` also tested. It takes two more copies of the weights.
 
     Attributes:
         wait_count: Checks in a row that stood still.
@@ -59,6 +64,8 @@ class TaskVectorEarlyStopping(CriterionCallback):
         stop_round: The check, counted from 1, it was stopped at, or None.
         stopping_reason: A :class:`StoppingReason`.
         stopping_reason_message: The same in a sentence, or None.
+        saturation_average: A :class:`SaturationAverage`, or None without ``average``.
+        average_path: The checkpoint of weights that holds it, once the fit is stopped, or None.
 
     Raises:
         TypeError: If an argument is not of its type.
@@ -86,7 +93,11 @@ class TaskVectorEarlyStopping(CriterionCallback):
         variant: Variant = "paper",
         start_weights_on_cpu: bool = False,
         observe_only: bool = False,
+        average: Literal["saturation"] | None = None,
     ) -> None:
+        if average is not None:
+            require_choice("average", average, ("saturation",))
+        self.saturation_average = None if average is None else SaturationAverage()
         device = "cpu" if require_flag("start_weights_on_cpu", start_weights_on_cpu) else None
         criterion = TaskVectorCriterion(threshold, patience, min_rounds, check_finite, variant, device)
         super().__init__(criterion, check_every_n_epochs, verbose, log_rank_zero_only, observe_only)
@@ -104,6 +115,9 @@ class TaskVectorEarlyStopping(CriterionCallback):
     def _reset(self) -> None:
         super()._reset()
         self._names: list[str] = []  # of the parameters watched
+        self.average_path: str | None = None
+        if self.saturation_average is not None:
+            self.saturation_average.reset()
         self._has_warned = False
 
     @property
@@ -163,13 +177,19 @@ class TaskVectorEarlyStopping(CriterionCallback):
                 f"{', '.join(unfrozen)} became trainable in the middle of epoch {trainer.current_epoch}; what it had "
                 "moved before this check is not part of the distance. Unfreeze at the start of an epoch instead."
             )
-        decision = self._check(trainer, pl_module, trainer.current_epoch)
+        with self._timed():
+            decision = self._check(trainer, pl_module, trainer.current_epoch)
         growth = math.nan if decision.growth_rate is None else decision.growth_rate
         self._log(pl_module, {"distance": decision.distance, "growth_rate": growth, "wait_count": decision.count})
 
     def _check(self, trainer: pl.Trainer, pl_module: pl.LightningModule, epoch: int) -> Decision:
         decision = self.criterion.update(self._watched(pl_module))
+        was_stopped = self.stopped
+        if self.saturation_average is not None and not was_stopped:
+            self.saturation_average.update(pl_module, decision.count)
         self._act(trainer, epoch, decision, self._explain(decision))
+        if self.saturation_average is not None and self.saturation_average.rounds and self.stopped and not was_stopped:
+            self.average_path = _save_average(self.saturation_average, trainer, pl_module, self._log_name)
         if not math.isfinite(decision.distance) and not self.stopped and not self._has_warned:
             self._has_warned = True
             rank_zero_warn(f"A parameter is NaN or infinite since epoch {epoch}, and the fit is not stopped for it.")
@@ -220,13 +240,34 @@ class TaskVectorEarlyStopping(CriterionCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """The count, the starting weights and the record of the stop."""
-        return {**super().state_dict(), "parameter_names": list(self._names)}
+        average = self.saturation_average
+        return {
+            **super().state_dict(),
+            "parameter_names": list(self._names),
+            "average": None if average is None else average.state_dict(),
+            "average_path": self.average_path,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Count on from a state; the next ``fit`` does so only if the state comes from its ``ckpt_path``."""
         super().load_state_dict(state_dict)
         if not self._keeps_its_state:
             self._names = list(state_dict["parameter_names"])
+            self.average_path = state_dict.get("average_path")
+            if self.saturation_average is not None and state_dict.get("average"):
+                self.saturation_average.load_state_dict(state_dict["average"])
+
+
+def _save_average(
+    average: SaturationAverage, trainer: pl.Trainer, pl_module: pl.LightningModule, name: str
+) -> str | None:
+    """Write the mean as a checkpoint of weights beside the others, where the Trainer writes any."""
+    if not trainer.checkpoint_callbacks:
+        return None
+    path = os.path.join(trainer.log_dir or trainer.default_root_dir, "checkpoints", f"{name}_average.ckpt")
+    with average.held_by(pl_module):
+        trainer.save_checkpoint(path, weights_only=True)
+    return path
 
 
 def _refuse_sharding(trainer: pl.Trainer) -> None:

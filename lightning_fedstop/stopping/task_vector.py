@@ -1,15 +1,27 @@
 """The task vector and its norm: equations (5) and (7) of the paper, for torch tensors and NumPy arrays.
 
 Parameters are one tensor or array, or an iterable of them (shapes may differ). torch is never imported here: a tensor
-can only be met where its library already is.
+can only be met where its library already is. NumPy is imported with the first parameter: deciding on recorded distances
+needs none of it.
 """
+
+from __future__ import annotations
 
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
+else:
+
+    class _NumPyWhenUsed:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(import_module("numpy"), name)
+
+    np = _NumPyWhenUsed()
 
 Parameters: TypeAlias = Any
 """One tensor or array, or an iterable of tensors, arrays or numbers."""

@@ -5,7 +5,14 @@ import struct
 import pytest
 import torch
 
-from lightning_fedstop.records.summary import describe, parameters_hash, print_metrics, summarize, versions
+from lightning_fedstop.records.summary import (
+    describe,
+    extremes,
+    parameters_hash,
+    print_metrics,
+    summarize,
+    versions,
+)
 
 
 def summary(**changes):
@@ -55,3 +62,25 @@ def test_what_there_is_not_is_not_described(part, line):
 def test_print_metrics(capsys):
     print_metrics({"val_loss": 0.123456})
     assert "0.1235" in capsys.readouterr().out
+
+
+def test_the_best_figures_have_their_rounds_and_what_is_not_finite_is_none():
+    rows = [
+        {"round": "1", "val_loss": "2.0", "val_acc": "0.5", "test_acc": "", "distance": "1.0", "samples": "7"},
+        {"round": "2", "val_loss": "1.0", "val_acc": "0.4", "test_acc": "0.3", "distance": "2.0", "samples": "7"},
+        {"round": "3", "val_loss": "nan", "val_acc": "0.5", "test_acc": "", "distance": "inf", "samples": "7"},
+    ]
+    found = extremes(rows)
+    assert found["best"] == {
+        "val_loss": {"value": 1.0, "round": 2},
+        "val_acc": {"value": 0.5, "round": 1},
+        "test_acc": {"value": 0.3, "round": 2},
+    }
+    assert found["final"] == {"val_acc": 0.5}
+    assert extremes([]) == {"best": {}, "final": {}}
+
+
+def test_an_average_is_described_beside_the_last_model():
+    average = {"rounds": 10, "checkpoint": "a.ckpt", "test": {"test_acc": 0.97}}
+    assert "Test, mean of the last 10 models: test_acc 0.9700" in describe(summary(rules=[{"average": average}]))
+    assert "mean of" not in describe(summary(rules=[{"average": average | {"test": {}}}, {"rule": "x"}]))

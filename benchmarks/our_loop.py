@@ -1,0 +1,129 @@
+"""Our side: ``python -m benchmarks.our_loop WORK.npz THREADS`` trains one round for each line on standard input.
+
+Further arguments are ``name=value`` pairs: ``method=SCAFFOLD``, ``rule=1`` to have a stopping rule decide each round,
+``matmul=1`` for layers as matrix products, and any argument of ``FederatedLoop``.
+"""
+
+import json
+import resource
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule
+from torch.nn import functional as F
+
+from benchmarks.bare_loop import build_model
+from lightning_fedstop import methods
+from lightning_fedstop.cohort import ScheduledCohort
+from lightning_fedstop.data.arrays import ArrayDataModule
+from lightning_fedstop.loop import FederatedLoop
+from lightning_fedstop.models._matmul import use_matmul
+from lightning_fedstop.stopping import TaskVectorEarlyStopping
+
+
+class Classifier(LightningModule):
+    """The bare loop's model as an ordinary module."""
+
+    def __init__(self, model: str, num_classes: int, size: int, lr: float, matmul: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.model = build_model(model, num_classes)
+        if matmul:
+            use_matmul(self.model)
+        self.size, self.lr = size, lr
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        """Cross-entropy of a batch."""
+        images, labels = batch
+        if images.shape[-1] != self.size:
+            images = F.interpolate(images, (self.size, self.size), mode="bilinear")
+        loss = F.cross_entropy(self.model(images), labels)
+        self.log("train_loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """The bare loop's optimizer."""
+        return torch.optim.SGD(self.parameters(), self.lr, momentum=0.9, weight_decay=1e-3)
+
+
+class WorkData(ArrayDataModule):
+    """The images and the partition of a work file."""
+
+    def __init__(self, path: Path, num_clients: int, batch_size: int) -> None:
+        partition = path.parent / "partition.npz"
+        super().__init__(8, 3, 28, num_clients=num_clients, batch_size=batch_size, partition_path=partition)
+        self.path = path
+
+    def read_split(self, split: str) -> Any:
+        """The training images; there are no others."""
+        if split != "train":
+            return None
+        with np.load(self.path) as work:
+            return work["images"], work["labels"]
+
+
+class Paced(Callback):
+    """Trains a round for each line on standard input, and answers with its seconds and the peak memory."""
+
+    began: float | None = None
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Answer for the round before, and wait for the next line."""
+        if self.began is not None and trainer.is_global_zero:
+            usages = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+            idle = trainer.row.get("seconds_idle") or 0.0
+            figures = [time.perf_counter() - self.began, usages[0] / 2**20, trainer.row["seconds_criterion"], idle]
+            print(*figures, flush=True)
+        if trainer.is_global_zero and not sys.stdin.readline():
+            trainer.should_stop = True
+            raise SystemExit
+        trainer.strategy.barrier()
+        self.began = time.perf_counter()
+
+
+def main(path: Path, threads: int, options: dict[str, Any]) -> None:
+    """Fit until standard input ends."""
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(threads)
+    with np.load(path) as work:
+        lr, epochs, batch_size, size = (work[name].item() for name in ("lr", "epochs", "batch_size", "size"))
+        cohorts, clients = work["cohorts"].tolist(), len(work["offsets"]) - 1
+        module = Classifier(str(work["model"]), int(work["labels"].max()) + 1, size, lr, bool(options.pop("matmul", 0)))
+    rules = [TaskVectorEarlyStopping(1e-9, 1000, observe_only=True)] * bool(options.pop("rule", 0))
+    method = getattr(methods, options.pop("method", "FedAvg"))()
+    arguments: dict[str, Any] = {"accelerator": "cpu", "devices": 1, **options}
+    with tempfile.TemporaryDirectory() as root:
+        loop = FederatedLoop(
+            method,
+            max_rounds=len(cohorts) + 1,
+            clients_per_round=len(cohorts[0]),
+            local_epochs=epochs,
+            cohort=ScheduledCohort([*cohorts, cohorts[-1]]),
+            gradient_clip_val=10.0,
+            callbacks=[*rules, Paced()],
+            check_val_every_n_round=None,
+            limit_test_batches=0,
+            enable_progress_bar=False,
+            enable_checkpointing=False,
+            default_root_dir=root,
+            **arguments,
+        )
+        loop.fit(module, WorkData(path, clients, batch_size))
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+if __name__ == "__main__":
+    pairs = (argument.partition("=") for argument in sys.argv[3:])
+    main(Path(sys.argv[1]), int(sys.argv[2]), {name: _value(value) for name, _, value in pairs})

@@ -1,0 +1,36 @@
+"""Ours against the bare loop."""
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import Paced, print_table, side_by_side
+from benchmarks.workloads import WORKLOADS, add_workload, write_work
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The work, and arguments for our loop."""
+    add_workload(parser)
+    parser.add_argument("options", nargs="*", help="for our loop, as name=value, such as method=SCAFFOLD")
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Time both in turn; the ratio is of medians."""
+    with tempfile.TemporaryDirectory() as folder:
+        work = write_work(Path(folder), WORKLOADS[options.workload], options.rounds + 2, options.data)
+        with (
+            Paced("bare_loop", work, options.threads) as bare,
+            Paced("our_loop", work, options.threads, options.options) as ours,
+        ):
+            figures = side_by_side({"bare": bare, "ours": ours}, options.rounds)
+    result = {
+        "ratio": figures["ours"].median / figures["bare"].median,
+        "memory_ratio": figures["ours"].peak / figures["bare"].peak,
+        "workload": options.workload,
+        **{name: {"seconds": f.seconds, "peak_gib": f.peak} for name, f in figures.items()},
+    }
+    rows = [(name, f.median, f.peak) for name, f in figures.items()]
+    rows.append(("ours / bare", result["ratio"], result["memory_ratio"]))
+    print_table(f"{options.workload}, {options.rounds} rounds", ("", "seconds a round", "peak GiB"), rows)
+    return result

@@ -1,0 +1,83 @@
+"""The local models of several clients while they train at once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from lightning_fedstop.methods.base import Client, ClientStack
+from lightning_fedstop.parameters import FlatParameters
+from lightning_fedstop.solver import LocalSolver, StackSolver
+
+
+class Unstackable(Exception):
+    """Says why clients cannot be trained as a stack."""
+
+
+@dataclass
+class Finished:
+    """A client at the end of its local steps.
+
+    Attributes:
+        x: shape ``(d,)``; its local model.
+        vectors: what the method left in ``client.vectors``.
+        buffers: those of the module that training changes.
+        steps: how many it took.
+    """
+
+    x: Tensor
+    vectors: dict[str, Tensor]
+    buffers: list[Tensor]
+    steps: int
+
+
+class Stack:
+    """The local models of clients that take their steps together, and what belongs to them.
+
+    Args:
+        module: holds the global model.
+        parameters: its trainable parameters.
+        solver: its optimizer.
+        clients: prepared by the method.
+        names: the buffers of which each client has its own.
+
+    Attributes:
+        members: the clients still training, by their place in ``clients``.
+        steps: the local steps they have taken.
+        x: shape ``(M, d)``; their local models.
+        grad: shape ``(M, d)``; their gradients.
+        left: what the others were when they ran out of batches.
+    """
+
+    def __init__(
+        self,
+        module: LightningModule,
+        parameters: FlatParameters,
+        solver: LocalSolver,
+        clients: Sequence[Client],
+        names: Sequence[str],
+    ) -> None:
+        self.members = list(range(len(clients)))
+        self.steps = 0
+        self.x = parameters.vector.repeat(len(clients), 1)
+        self.grad = torch.zeros_like(self.x)
+        self.clients = ClientStack(clients)
+        held = dict(module.named_buffers())
+        self.buffers = [torch.stack([held[name].detach()] * len(clients)) for name in names]
+        self.solver = StackSolver(solver, parameters, self.x, self.grad)
+        self.left: dict[int, Finished] = {}
+
+    def keep(self, rows: list[int]) -> None:
+        """Go on with these clients alone; the others have finished."""
+        for row in set(range(len(self.members))) - set(rows):
+            vectors = {name: vector[row].clone() for name, vector in self.clients.vectors.items()}
+            buffers = [buffer[row].clone() for buffer in self.buffers]
+            self.left[self.members[row]] = Finished(self.x[row].clone(), vectors, buffers, self.steps)
+        self.members = [self.members[row] for row in rows]
+        chosen = torch.tensor(rows, dtype=torch.long, device=self.x.device)
+        self.x, self.grad = self.x[chosen], self.grad[chosen]
+        self.buffers = [buffer[chosen] for buffer in self.buffers]
+        self.clients.keep(chosen)
+        self.solver.keep(chosen, self.x, self.grad)

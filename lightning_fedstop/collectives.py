@@ -1,0 +1,63 @@
+"""What the processes of a run tell each other: sums, lists, and why one of them has failed."""
+
+import time
+from typing import Any, cast
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+
+_FAILURE_KEY = "lightning_fedstop/failure"
+_SECONDS_TO_WAIT = 3.0
+
+
+def reduce(fabric: Fabric, tensor: Tensor, op: str) -> Tensor:
+    """Reduce a tensor over the processes, by ``"sum"``, ``"min"`` or ``"max"``."""
+    if fabric.world_size == 1:
+        return tensor
+    return cast(Tensor, fabric.all_reduce(tensor.clone(), reduce_op=op))
+
+
+def gather(fabric: Fabric, items: list[Any]) -> list[list[Any]]:
+    """The lists of all processes, in order of rank."""
+    if fabric.world_size == 1:
+        return [items]
+    gathered: list[Any] = [None] * fabric.world_size
+    torch.distributed.all_gather_object(gathered, items)
+    return gathered
+
+
+def shared_failure(fabric: Fabric, exception: BaseException) -> str | None:
+    """Tell the other processes why this one ends, or learn why one of them has.
+
+    A process whose peer has gone sees only that a connection was closed. The first to fail for a reason of its own
+    leaves that reason where the others find it.
+
+    Args:
+        fabric: the processes.
+        exception: what this process ends with.
+
+    Returns:
+        A sentence on the process that failed first, if it is another one; ``None`` otherwise.
+    """
+    if fabric.world_size == 1 or not torch.distributed.is_initialized():
+        return None
+    try:
+        store = torch.distributed.distributed_c10d._get_default_store()
+        if not _is_a_lost_connection(exception):
+            store.set(_FAILURE_KEY, f"process {fabric.global_rank} failed: {type(exception).__name__}: {exception}")
+            return None
+        deadline = time.monotonic() + _SECONDS_TO_WAIT
+        while not store.check([_FAILURE_KEY]):
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.05)
+        return str(store.get(_FAILURE_KEY).decode())
+    except (RuntimeError, OSError):
+        return None  # the store went with the first process
+
+
+def _is_a_lost_connection(exception: BaseException) -> bool:
+    text = str(exception).lower()
+    lost = ("connection closed", "connection reset", "broken pipe", "nccl", "socket", "timed out")
+    return isinstance(exception, RuntimeError) and any(word in text for word in lost)

@@ -1,0 +1,185 @@
+"""What a run tells while it goes on and when it ends: rows of the record, reports to loggers, the summary."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+
+from lightning_fedstop.records.config import write_config
+from lightning_fedstop.records.lock import RunLock
+from lightning_fedstop.records.run_record import RunRecord
+from lightning_fedstop.records.summary import describe, describe_rules, extremes, summarize
+from lightning_fedstop.results import Results
+from lightning_fedstop.server import Server
+from lightning_fedstop.stopping.callback import CriterionCallback
+from lightning_fedstop.trainer_interface import TrainerInterface
+
+
+class Recording(TrainerInterface):
+    """The part of :class:`~lightning_fedstop.loop.FederatedLoop` that others read.
+
+    Attributes:
+        row: the present round's row, as far as the loop itself fills it.
+    """
+
+    module: LightningModule
+    server: Server
+    record: RunRecord | None
+    row: dict[str, Any]
+    nonfinite_reason: str | None
+    _arguments: dict[str, Any]
+    _began: float
+    _prints: bool
+    _criterion_total = 0.0
+    _lock: RunLock | None = None
+    _logger: Logger | list[Logger] | bool | None
+    _default_checkpoint: ModelCheckpoint | None
+
+    @property
+    def log_dir(self) -> str | None:
+        """The run's version folder, the same on every process; ``None`` where nothing is written."""
+        return None if self.record is None else self.record.log_dir
+
+    def _user_loggers(self) -> list[Logger]:
+        if self.fast_dev_run:
+            return [DummyLogger()]
+        if isinstance(self._logger, Logger):
+            return [self._logger]
+        return list(self._logger) if isinstance(self._logger, list | tuple) else []
+
+    def _open_record(self) -> None:
+        """Take a version folder; what is written before it is known to be needed would litter."""
+        if self.state.fn != TrainerFn.FITTING or self.fast_dev_run:
+            return
+        version = RunRecord(self.default_root_dir).version if self.is_global_zero else None
+        self.record = RunRecord(self.default_root_dir, version=self.strategy.broadcast(version))
+        if self._default_checkpoint is not None:
+            self._default_checkpoint.dirpath = os.path.join(self.record.log_dir, "checkpoints")
+        self.loggers = [self.record] if self._logger is True or self._logger is None else self._user_loggers()
+        if self.is_global_zero:
+            self._lock = RunLock(self.record.log_dir)
+            self._lock.acquire()
+
+    def _discard_record(self) -> None:
+        """Give back the version folder of a fit that was refused before it began."""
+        self._unlock()
+        if self.record is not None and self.is_global_zero:
+            self.record.discard()
+
+    def _unlock(self) -> None:
+        """Say that the version folder is no longer written to."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _take(self, results: Results) -> None:
+        """Make reported metrics visible to callbacks, loggers, the progress bar and the round's row."""
+        self.callback_metrics.update(results.callback)
+        self.logged_metrics.update(results.logged)
+        self.progress_bar_metrics.update(results.prog_bar)
+        self._reported.update(results.callback)
+
+    def _start_row(self, row: dict[str, Any]) -> None:
+        """Begin a round's row; until its training is done, the row of the round before stays for checkpoints."""
+        self.row = row
+        self.logged_metrics = {}
+        self._reported: dict[str, Tensor] = {}
+
+    def _full_row(self) -> dict[str, Any]:
+        """The present round's row with what was reported in this round; the one place that waits for the device."""
+        return {**{name: float(value) for name, value in self._reported.items()}, **self.row}
+
+    def _log_round(self) -> None:
+        """One row in the record, one report to each logger; a logger's step is the round."""
+        if not self.is_global_zero:
+            return
+        if self.record is not None:
+            self.record.write_round(self._full_row())
+        metrics = {name: float(value) for name, value in self.logged_metrics.items()}
+        self._report_to_loggers({**metrics, "epoch": self.current_epoch - 1})
+
+    def _log_hyperparameters(self) -> None:
+        """Tell the loggers what the module and the data module were made with, as a ``Trainer`` does."""
+        owners = [owner for owner in (self.module, self.datamodule) if getattr(owner, "_log_hyperparams", False)]
+        hparams = {name: value for owner in owners for name, value in owner.hparams_initial.items()}
+        for logger in self.loggers if self.is_global_zero else []:
+            if hparams:
+                logger.log_hyperparams(hparams)
+            logger.log_graph(self.module)
+            logger.save()
+
+    def _report_to_loggers(self, metrics: dict[str, float]) -> None:
+        for logger in self.loggers if self.is_global_zero else []:
+            logger.log_metrics(metrics, step=self.current_epoch)
+            logger.save()
+
+    def _where_to_resume(self) -> str:
+        """A sentence for a run that a signal has ended."""
+        saver = next((callback for callback in self.callbacks if isinstance(callback, ModelCheckpoint)), None)
+        path = saver is not None and (saver.last_model_path or saver.best_model_path)
+        after = f"Interrupted after round {self.current_epoch} of {self.max_rounds}"
+        return f"{after}: go on with `ckpt_path={path}`." if path else f"{after}, with no checkpoint to go on from."
+
+    def _criterion_seconds(self) -> float:
+        """What the stopping rules have taken since this was asked for last."""
+        total = sum(callback.seconds for callback in self.callbacks if isinstance(callback, CriterionCallback))
+        before, self._criterion_total = self._criterion_total, total
+        return total - before
+
+    def _write_config(self) -> None:
+        """Leave ``config.yaml`` in the record, where the command line has not."""
+        if self.record is not None and self.is_global_zero:
+            write_config(Path(self.record.log_dir) / "config.yaml", self._arguments, self.module, self.datamodule)
+
+    def _write_summary(self, test: dict[str, float], averages: dict[str, dict[str, float]]) -> None:
+        """Write ``summary.json`` and print it in short.
+
+        Args:
+            test: the test figures of the last model.
+            averages: those of the average of each rule that keeps one, by the callback's ``state_key``.
+        """
+        saver = next((c for c in self.callbacks if isinstance(c, ModelCheckpoint)), None)
+        # A resumed run that had nothing left to train has saved nothing.
+        written = saver is not None and (saver.best_model_path or saver.last_model_path or self.ckpt_path)
+        summary = summarize(
+            stop_round=self.current_epoch,
+            stop_reason=self._stop_reason(),
+            budget=self.max_rounds,
+            test=test,
+            checkpoint=written or None,
+            log_dir=self.log_dir,
+            device=self.fabric.device,
+            seconds=time.perf_counter() - self._began,
+            theta=self.server.theta,
+            rules=describe_rules(self.callbacks, averages),
+            **extremes(self.record.rows() if self.record is not None and self.is_global_zero else []),
+        )
+        self.summary = summary
+        if self.record is not None and self.is_global_zero:
+            self.record.write_summary(summary)
+        for logger in self.loggers if self.is_global_zero else []:
+            logger.finalize("success")
+        if self._prints and self.is_global_zero:
+            print(describe(summary), flush=True)
+
+    def _stop_reason(self) -> str:
+        """Why the run ended, in a sentence: a callback's own where one stopped it."""
+        if self.nonfinite_reason is not None:
+            return self.nonfinite_reason
+        if not self.should_stop:
+            return f"The budget of {self.max_rounds} rounds is used up."
+        # A rule that only observes says when it would have stopped, which ended nothing.
+        rules = [callback for callback in self.callbacks if not getattr(callback, "observe_only", False)]
+        reasons = [getattr(callback, "stopping_reason_message", None) for callback in rules]
+        return next((reason for reason in reasons if reason), "A callback set `should_stop`.")
+
+    def _warn(self, message: str) -> None:
+        rank_zero_warn(message)

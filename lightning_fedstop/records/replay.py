@@ -1,0 +1,238 @@
+"""In which round would a stopping rule have ended a recorded run? Answered from the record alone.
+
+The decisions are those of the criteria that the callbacks ask too, so a replay stops where a live run does. Neither
+torch nor Lightning nor NumPy is imported here.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from lightning_fedstop.records.reader import Record
+from lightning_fedstop.stopping.arguments import require_choice, require_count, require_positive
+from lightning_fedstop.stopping.consensus import ConsensusCriterion
+from lightning_fedstop.stopping.criterion import StopDecision, StoppingReason, TaskVectorCriterion, Variant
+from lightning_fedstop.stopping.validation import ValidationCriterion
+
+__all__ = ["RULES", "SHIFTS", "VARIANTS", "Stop", "available_rules", "in_percent", "replay", "replay_table"]
+
+RULES = ("task_vector", "val_loss", "val_acc", "consensus")
+VARIANTS = ("paper", "released_code")
+SHIFTS = ("mean_vector", "mean_norm")
+_SHIFT_COLUMNS = {"mean_vector": "consensus/shift", "mean_norm": "consensus/mean_norm"}
+_DISPERSION = "consensus/dispersion"
+_TEST_ACCURACY = "test_acc"
+# Between a fraction of 1 with rounding error and the least percentage that is of any interest.
+_LARGEST_FRACTION = 1.01
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Where a rule ends a run.
+
+    Attributes:
+        run: The record's name.
+        rule: One of ``RULES``.
+        threshold: tau.
+        patience: rho.
+        stop_round: The round, counted from 1; None if the record ends before.
+        share_used: Rounds trained over the budget; 1 for a record of the whole budget without a stop, and NaN for one
+            that ends earlier, since a stop may have followed.
+        accuracy: Test accuracy in percent after the stop round, or after the last round of a whole record without a
+            stop; None if it was not recorded there.
+        reason: Why the rule stopped, a value of :class:`StoppingReason`.
+    """
+
+    run: str
+    rule: str
+    threshold: float
+    patience: int
+    stop_round: int | None
+    share_used: float
+    accuracy: float | None
+    reason: str = StoppingReason.NOT_STOPPED.value
+
+
+def replay(
+    record: Record,
+    rule: str,
+    threshold: float,
+    patience: int,
+    min_rounds: int = 0,
+    variant: str = "paper",
+    shift: str = "mean_vector",
+) -> Stop:
+    """Where a rule ends a run, from its record.
+
+    A rule decides on the rounds in which what it looks at was measured: if validation ran every fifth round, patience
+    counts those evaluations, as a live rule does.
+
+    Args:
+        record: The run.
+        rule: ``"task_vector"`` needs the column ``distance``; ``"val_loss"`` and ``"val_acc"`` the columns of these
+            names; ``"consensus"`` needs ``consensus/shift`` and ``consensus/dispersion``.
+        threshold: tau, above 0: relative growth, nats for ``"val_loss"``, percentage points for ``"val_acc"``.
+        patience: rho, at least 1.
+        min_rounds: No stop before this round, but for a divergence.
+        variant: ``"released_code"`` for the task-vector rule as the authors' code decides it.
+        shift: ``"mean_norm"`` for the consensus rule on ``consensus/mean_norm`` instead of ``consensus/shift``.
+
+    Raises:
+        TypeError: If an argument is not of its type.
+        ValueError: If an argument is out of its range, or the record lacks a column that the rule needs.
+
+    >>> from pathlib import Path
+    >>> distances = [1, 1.5, 1.6, 1.605, 1.609, 1.612, 1.614]
+    >>> record = Record("run", Path(), list(range(1, 8)), {"distance": distances}, {}, {}, budget=10)
+    >>> stop = replay(record, "task_vector", threshold=0.01, patience=3)
+    >>> stop.stop_round, stop.share_used, stop.accuracy
+    (6, 0.6, None)
+    """
+    _check(threshold, patience, min_rounds, variant, shift)
+    rounds, observations = _observations(record, rule, shift)
+    least = bisect_left(rounds, min_rounds) + 1 if min_rounds else 0
+    try:
+        decision = _first_stop(rule, observations, threshold, patience, least, variant)
+    except ValueError as error:  # a negative distance
+        raise ValueError(f"{record.name}: {error}") from None
+    stop_round = None if decision is None else rounds[decision.round - 1]
+    last = record.rounds[-1]
+    end = stop_round if stop_round is not None else last if last >= record.budget else None
+    return Stop(
+        run=record.name,
+        rule=rule,
+        threshold=float(threshold),
+        patience=patience,
+        stop_round=stop_round,
+        share_used=math.nan if end is None else 1.0 if stop_round is None else end / record.budget,
+        accuracy=None if end is None else _accuracy(record, end),
+        reason=(StoppingReason.NOT_STOPPED if decision is None else decision.reason).value,
+    )
+
+
+def replay_table(
+    records: Iterable[Record],
+    rules: Sequence[str] | None = None,
+    thresholds: Iterable[float] = (0.01,),
+    patiences: Iterable[int] = (10,),
+    min_rounds: int = 0,
+    variant: str = "paper",
+    shift: str = "mean_vector",
+) -> list[Stop]:
+    """Where each rule ends each run, for every threshold with every patience.
+
+    Args:
+        records: The runs.
+        rules: The rules; by default, for each run, all that its record allows.
+        thresholds: This and all that follow as for :func:`replay`.
+        patiences: rho.
+        min_rounds: No stop before.
+        variant: Of the task-vector rule.
+        shift: Of the consensus rule.
+
+    Returns:
+        By run, rule, threshold and patience, in the orders given.
+
+    Raises:
+        TypeError: If an argument is not of its type.
+        ValueError: If an argument is out of its range, or a record lacks a column of a rule asked for, or of all rules.
+    """
+    thresholds, patiences = list(thresholds), list(patiences)
+    for threshold in thresholds:
+        for patience in patiences:
+            _check(threshold, patience, min_rounds, variant, shift)
+    for rule in rules or ():
+        require_choice("rule", rule, RULES)
+    stops = []
+    for record in records:
+        allowed = list(rules) if rules else available_rules(record, shift)
+        if not allowed:
+            columns = ", ".join(column for rule in RULES for column in _columns_of(rule, shift))
+            raise ValueError(f"{record.name} allows no rule: it has values in none of the columns {columns}.")
+        settings = (
+            (rule, threshold, patience) for rule in allowed for threshold in thresholds for patience in patiences
+        )
+        stops += [replay(record, *setting, min_rounds, variant, shift) for setting in settings]
+    return stops
+
+
+def available_rules(record: Record, shift: str = "mean_vector") -> list[str]:
+    """The rules whose columns a record has, with at least one value in them.
+
+    A column that cannot be read as numbers counts as there, so that it is complained about and not passed over.
+
+    >>> from pathlib import Path
+    >>> available_rules(Record("run", Path(), [1], {"distance": [1.0], "val_loss": [math.nan]}, {}, {}, budget=1))
+    ['task_vector']
+    """
+    return [rule for rule in RULES if all(_has_values(record, column) for column in _columns_of(rule, shift))]
+
+
+def in_percent(values: Sequence[float]) -> list[float]:
+    """Accuracies in percent, whether given so or as fractions: fractions are those that never exceed 1.
+
+    >>> in_percent([0.5, 0.75]), in_percent([12.5, 75.0])
+    ([50.0, 75.0], [12.5, 75.0])
+    """
+    is_fraction = not any(value > _LARGEST_FRACTION for value in values)
+    return [100 * value for value in values] if is_fraction else list(values)
+
+
+def _check(threshold: float, patience: int, min_rounds: int, variant: str, shift: str) -> None:
+    require_positive("threshold", threshold)
+    require_count("patience", patience, least=1)
+    require_count("min_rounds", min_rounds, least=0)
+    require_choice("variant", variant, VARIANTS)
+    require_choice("shift", shift, SHIFTS)
+
+
+def _columns_of(rule: str, shift: str) -> list[str]:
+    if rule == "consensus":
+        return [_SHIFT_COLUMNS[shift], _DISPERSION]
+    return ["distance" if rule == "task_vector" else rule]
+
+
+def _has_values(record: Record, column: str) -> bool:
+    return column in record.unreadable or (column in record.columns and bool(record.measured(column)[0]))
+
+
+def _observations(record: Record, rule: str, shift: str) -> tuple[list[int], list[tuple[float, ...]]]:
+    """The rounds that a rule decides in, and what it looks at in each."""
+    require_choice("rule", rule, RULES)
+    found = []
+    for column in _columns_of(rule, shift):
+        try:
+            rounds, values = record.measured(column)
+        except ValueError as error:
+            raise ValueError(f"The rule '{rule}' needs the column '{column}': {error}") from None
+        if not rounds:
+            raise ValueError(f"The rule '{rule}' needs the column '{column}', which is empty in {record.name}.")
+        found.append(dict(zip(rounds, in_percent(values) if rule == "val_acc" else values, strict=True)))
+    common = [round_ for round_ in record.rounds if all(round_ in values for values in found)]
+    return common, [tuple(values[round_] for values in found) for round_ in common]
+
+
+def _first_stop(
+    rule: str, observations: list[tuple[float, ...]], threshold: float, patience: int, least: int, variant: str
+) -> StopDecision | None:
+    decisions: Iterable[StopDecision]
+    if rule == "task_vector":
+        criterion = TaskVectorCriterion(threshold, patience, least, variant=cast(Variant, variant))
+        decisions = (criterion.update_distance(distance) for (distance,) in observations)
+    elif rule == "consensus":
+        consensus = ConsensusCriterion(threshold, patience, least)
+        decisions = (consensus.update((shift, dispersion)) for shift, dispersion in observations)
+    else:
+        mode: Literal["min", "max"] = "max" if rule == "val_acc" else "min"
+        validation = ValidationCriterion(threshold, patience, mode, least)
+        decisions = (validation.update(value) for (value,) in observations)
+    return next((decision for decision in decisions if decision.should_stop), None)
+
+
+def _accuracy(record: Record, round_: int) -> float | None:
+    if not _has_values(record, _TEST_ACCURACY):
+        return None
+    rounds, values = record.measured(_TEST_ACCURACY)
+    return dict(zip(rounds, in_percent(values), strict=True)).get(round_)

@@ -1,0 +1,215 @@
+"""The runs of a report: what each is, how it ended, which belong together, and what replay says of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from lightning_fedstop.records.reader import Record
+from lightning_fedstop.records.replay import RULES, Stop, available_rules, in_percent, replay
+from lightning_fedstop.records.report import configuration
+from lightning_fedstop.stopping.criterion import growth_rate
+
+RULE_NAMES = {
+    "task_vector": "Task vector",
+    "val_loss": "Validation loss",
+    "val_acc": "Validation accuracy",
+    "consensus": "Consensus",
+}
+_ACCURACIES = ("val_acc", "test_acc")
+
+
+@dataclass
+class Run:
+    """One record, and what its configuration and summary say of it."""
+
+    record: Record
+    settings: dict[str, Any] = field(init=False)
+    notes: list[str] = field(init=False)
+    _series: dict[str, dict[int, float]] = field(init=False, default_factory=dict)
+    _stops: dict[tuple[str, float, int], Stop | None] = field(init=False, default_factory=dict)
+    _rules: list[str] | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.settings = configuration.training(self.config) if self.config else {"run": self.name}
+        self.notes = [f"{note}." for note in self.record.notes]
+
+    @property
+    def name(self) -> str:
+        """The name shown."""
+        return self.record.name
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The parsed ``config.yaml``; empty without one."""
+        return self.record.config
+
+    @property
+    def last_round(self) -> int:
+        """The last round recorded."""
+        return self.record.rounds[-1]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run wrote its summary."""
+        return bool(self.record.summary)
+
+    @property
+    def stop_round(self) -> int:
+        """Where the run itself ended, or has come to."""
+        found = self.record.summary.get("stop_round")
+        return found if isinstance(found, int) else self.last_round
+
+    @property
+    def reason(self) -> str:
+        """Why it ended."""
+        if self.is_over:
+            return str(self.record.summary.get("stop_reason", ""))
+        return "No summary: still running, or interrupted."
+
+    @property
+    def share_used(self) -> float:
+        """Percent of the budget used."""
+        return 100 * self.stop_round / self.record.budget
+
+    @property
+    def test_accuracy(self) -> float | None:
+        """Test accuracy in percent at the end: of the summary, else of the last round that has one."""
+        tested = self.record.summary.get("test")
+        value = tested.get("test_acc") if isinstance(tested, Mapping) else None
+        if isinstance(value, int | float) and math.isfinite(value):
+            return in_percent([float(value)])[0]
+        known = list(self.series("test_acc").values())
+        return known[-1] if known else None
+
+    def series(self, column: str) -> dict[int, float]:
+        """The finite values of a column by round: accuracies in percent, growth rates from distances if need be."""
+        if column not in self._series:
+            values = self.record.columns.get(column, [])
+            known = {r: v for r, v in zip(self.record.rounds, values, strict=False) if math.isfinite(v)}
+            if column in _ACCURACIES:
+                known = dict(zip(known, in_percent(list(known.values())), strict=True))
+            if column == "growth_rate":
+                known = {r: v for r, v in (known or self._growth()).items() if 0 < v < math.inf}
+            self._series[column] = known
+        return self._series[column]
+
+    def _growth(self) -> dict[int, float]:
+        distances = list(self.series("distance").items())
+        return {r: growth_rate(now, then) for (_, then), (r, now) in pairwise(distances)}
+
+    def total(self, *columns: str) -> float | None:
+        """The sum of the first of some columns that has values, ``None`` without any."""
+        known = next((values for column in columns if (values := self.series(column))), {})
+        return math.fsum(known.values()) if known else None
+
+    @property
+    def rules(self) -> list[str]:
+        """The rules whose columns the record has."""
+        if self._rules is None:
+            self._rules = [rule for rule in available_rules(self.record) if self._can_be_replayed(rule)]
+        return self._rules
+
+    def _can_be_replayed(self, rule: str) -> bool:
+        try:
+            replay(self.record, rule, 1.0, 1)
+        except ValueError as error:
+            self.notes.append(f"{RULE_NAMES[rule]}: {error}")
+            return False
+        return True
+
+    def stop(self, rule: str, threshold: float, patience: int) -> Stop | None:
+        """Where a rule stops, ``None`` if the record does not hold what it needs."""
+        key = (rule, threshold, patience)
+        if key not in self._stops:
+            self._stops[key] = replay(self.record, rule, threshold, patience) if rule in self.rules else None
+        return self._stops[key]
+
+
+@dataclass
+class Group:
+    """Runs that differ in nothing but their seed."""
+
+    runs: list[Run]
+    label: str = ""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The configuration of the first run."""
+        return self.runs[0].config
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The flat keys that the runs share."""
+        return self.runs[0].settings
+
+    def rules(self) -> list[str]:
+        """The rules that can be replayed on at least one run."""
+        return [rule for rule in RULES if any(rule in run.rules for run in self.runs)]
+
+    def stops(self, rule: str, threshold: float, patience: int) -> list[Stop]:
+        """One stop for each run that holds what the rule needs."""
+        found = [run.stop(rule, threshold, patience) for run in self.runs]
+        return [stop for stop in found if stop is not None]
+
+
+def grouped(runs: Sequence[Run]) -> list[Group]:
+    """Runs of one configuration together, each group with a label."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(repr(sorted(run.settings.items(), key=lambda item: item[0])), []).append(run)
+    found = sorted((Group(members) for members in groups.values()), key=_place)
+    labels = _labels(found)
+    for group, label in zip(found, labels, strict=True):
+        group.label = label
+    return found
+
+
+def _place(group: Group) -> tuple[str, str, str, float]:
+    """By method, data and skew, with c as a number; others as they were given."""
+    kind, degree = configuration.skew(group.config) or ("", None)
+    method, data = configuration.method(group.config) or "", configuration.data_set(group.config) or ""
+    return method, data, kind, degree or 0.0
+
+
+def _labels(groups: Sequence[Group]) -> list[str]:
+    """Method, data and skew where they are not the same throughout, and every other key that differs."""
+    words = [_words(group) for group in groups]
+    differing = [index for index in range(3) if len({parts[index] for parts in words}) > 1] or [0, 1, 2]
+    named = [[part for index in differing if (part := parts[index])] for parts in words]
+    for key in _further(groups):
+        for group, parts in zip(groups, named, strict=True):
+            if key in group.settings:
+                parts.append(
+                    f"{key.rpartition('.')[2]}\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{_value(group.settings[key])}"
+                )
+    return [", ".join(parts) or group.runs[0].name for parts, group in zip(named, groups, strict=True)]
+
+
+def _words(group: Group) -> tuple[str, str, str]:
+    config = group.config
+    return (
+        configuration.method(config) or group.runs[0].name,
+        configuration.data_set(config) or "",
+        configuration.skew_text(config) or "",
+    )
+
+
+def _further(groups: Sequence[Group]) -> list[str]:
+    """Keys that differ within groups which method, data and skew do not tell apart."""
+    alike: dict[tuple[str, str, str], list[Group]] = {}
+    for group in groups:
+        alike.setdefault(_words(group), []).append(group)
+    keys: dict[str, None] = {}
+    for members in alike.values():
+        for key in dict.fromkeys(key for group in members for key in group.settings):
+            if len({repr(group.settings.get(key)) for group in members}) > 1:
+                keys[key] = None
+    return list(keys)
+
+
+def _value(value: Any) -> str:
+    return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,64 @@
+from itertools import pairwise
+
+import pytest
+
+from lightning_fedstop.records.reader import read_record
+from lightning_fedstop.records.report.clients import shades
+from lightning_fedstop.records.report.runs import Run, grouped
+from lightning_fedstop.records.report.sweeps import (
+    accuracy_against_threshold,
+    accuracy_of,
+    share_against_degree,
+    share_against_patience,
+    share_of,
+)
+from tests.records.report.made import config, write_run
+
+
+@pytest.fixture(scope="module")
+def groups(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sweep")
+    runs = []
+    for c in (0.1, 1.0):
+        for seed in (0, 1):
+            path = write_run(folder / f"{c}-{seed}", seed=seed, speed=0.3 + 0.1 * c, made_config=config(seed=seed, c=c))
+            runs.append(Run(read_record(path, name=f"{c}-{seed}")))
+    return grouped(runs)
+
+
+def test_share_against_degree_needs_two_degrees(groups):
+    picture = share_against_degree(groups, 0.01, 10)
+    shares = [share_of(run, "task_vector", 0.01, 10) for run in groups[0].runs]
+    assert f"{sum(shares) / 2:.1f}\xa0±" in picture.table
+    assert "standard deviation" in picture.caption
+    assert "differ only in their skew's c" in share_against_degree(groups[:1], 0.01, 10)
+
+
+def test_accuracy_against_threshold_with_the_better_validation_rule(groups):
+    picture = accuracy_against_threshold(groups[:1], (0.1, 0.01), 5)
+    run = groups[0].runs[0]
+    best = [max(accuracy_of(r, rule, 0.1, 5) for rule in ("val_loss", "val_acc")) for r in groups[0].runs]
+    assert f"{sum(best) / 2:.1f}\xa0±" in picture.table
+    assert accuracy_of(run, "task_vector", 0.1, 5) == run.stop("task_vector", 0.1, 5).accuracy
+    assert picture.table.index(">0.01<") < picture.table.index(">0.1<")
+    assert "one threshold" in accuracy_against_threshold(groups, (0.1,), 5)
+
+
+def test_share_against_patience(groups):
+    picture = share_against_patience(groups, 0.01, (10, 1))
+    assert picture.name == "share-against-patience"
+    assert "one patience" in share_against_patience(groups, 0.01, (5, 5))
+
+
+def test_a_record_that_ends_before_the_stop_has_no_share(tmp_path):
+    run = Run(read_record(write_run(tmp_path / "a", rounds=5, made_config=config())))
+    assert share_of(run, "task_vector", 0.001, 10) is None
+    assert "long enough" in share_against_patience(grouped([run]), 0.001, (5, 10))
+
+
+@pytest.mark.parametrize("largest", [0, 1, 2, 3, 7, 100, 12345])
+def test_shades_cover_every_count_once(largest):
+    ranges = shades(largest)
+    assert ranges[0][0] == 1
+    assert ranges[-1][1] == max(1, largest)
+    assert all(after[0] == before[1] + 1 for before, after in pairwise(ranges))
