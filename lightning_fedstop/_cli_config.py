@@ -95,7 +95,9 @@ def _reason(error: Exception) -> str:
     problem = str(getattr(error, "problem", None) or error).strip()
     if match := re.search(r"constructor for the tag '([^']+)'", problem):
         return f"it holds the tag '{match[1]}', but only plain YAML is read{where}"
-    problem = problem.replace("character '\\t'", "a tab").replace("but found another document", "there are several in it")
+    problem = problem.replace("character '\\t'", "a tab").replace(
+        "but found another document", "there are several in it"
+    )
     own = ("is there twice", "holds itself", "values")
     text = re.sub(r"\s+", " ", problem.partition('in "<unicode string>"')[0]).strip()
     return f"{text}{where}" if text.endswith(own) else f"it is not YAML: {text.rstrip('.')}{where}"

@@ -110,7 +110,9 @@ def _nested(message: str) -> str:
             return f"--{where} {match[1]}: it {missing}."
     inner = _innermost(message)
     given = re.findall(r"(?:Given value|Got value): (.*)", inner)
-    kinds = dict.fromkeys(re.findall(r"Expected an? (?!path but |dot import path)(.+?)(?:\. Got value.*)?$", inner, re.MULTILINE))
+    kinds = dict.fromkeys(
+        re.findall(r"Expected an? (?!path but |dot import path)(.+?)(?:\. Got value.*)?$", inner, re.MULTILINE)
+    )
     if re.search("Not a valid subclass of|Unexpected import path format", inner):
         subtypes = inner.rpartition("Subtypes:")[2].partition("\n")[0]
         kinds |= dict.fromkeys(re.findall(r"<class '[\w.]+\.\w+'>", subtypes))

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from torch import Tensor, nn
 
-from lightning_fedstop.records.run_record import atomic_file
+from lightning_fedstop.records.atomic import atomic_file
 
 FEDERATED_KEY = "federated"
 """The entry of a checkpoint that a ``Trainer`` has no counterpart for."""

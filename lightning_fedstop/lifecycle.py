@@ -23,6 +23,7 @@ from lightning_fedstop.parameters import FlatParameters
 from lightning_fedstop.progress import RoundProgressBar, wants_progress_bar
 from lightning_fedstop.records.distance import DistanceRecorder
 from lightning_fedstop.results import ResultCollector
+from lightning_fedstop.resuming import run_settings
 from lightning_fedstop.seeding import resolve_seed
 from lightning_fedstop.server import OnNonfinite, Server, Weighting
 from lightning_fedstop.signals import SignalGuard, Terminated
@@ -179,6 +180,7 @@ class Lifecycle(Evaluating):
         self._load(self._loaded)
         parameters = FlatParameters(module)
         solver = LocalSolver(module)
+        self._settings = run_settings(self, solver)
         self.optimizers = [solver.optimizer]
         self.lr_scheduler_configs = [solver.scheduler_config] if solver.scheduler_config else []
         trainer = make_trainer(

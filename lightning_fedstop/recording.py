@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lightning_fedstop.records.config import write_config
 from lightning_fedstop.records.lock import RunLock
+from lightning_fedstop.records.partition_record import write_partition
 from lightning_fedstop.records.run_record import RunRecord
 from lightning_fedstop.records.summary import describe, describe_rules, extremes, summarize
 from lightning_fedstop.results import Results
@@ -67,6 +68,7 @@ class Recording(TrainerInterface):
         if self.is_global_zero:
             self._lock = RunLock(self.record.log_dir)
             self._lock.acquire()
+            write_partition(self.record.log_dir, self.datamodule)
 
     def _discard_record(self) -> None:
         """Give back the version folder of a fit that was refused before it began."""

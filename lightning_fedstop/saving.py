@@ -15,6 +15,7 @@ from lightning_fedstop.methods import FederatedMethod
 from lightning_fedstop.parameters import FlatParameters
 from lightning_fedstop.recording import Recording
 from lightning_fedstop.records.lock import refuse_live
+from lightning_fedstop.resuming import OTHER_ARGUMENTS, Settings, differences
 from lightning_fedstop.seeding import resolve_seed
 from lightning_fedstop.server import OnNonfinite
 from lightning_fedstop.state_file import StateFile, read_states
@@ -53,6 +54,7 @@ class Saving(Recording):
     pending: bool
     on_nonfinite: OnNonfinite
     _state_file: StateFile | None = None
+    _settings: Settings
 
     def save_checkpoint(
         self, filepath: str | os.PathLike[str], weights_only: bool | None = None, storage_options: Any = None
@@ -132,6 +134,8 @@ class Saving(Recording):
             "client_states": {} if states_beside else server.states_dict(),
             **where,
             "solver": server.trainer.solver.state_dict(),
+            "settings": self._settings,
+            "other_settings": {name: getattr(self, name, None) for name in OTHER_ARGUMENTS},
             "log_dir": self.log_dir,
         }
 
@@ -207,6 +211,13 @@ class Saving(Recording):
         path, server = self.ckpt_path, self.server
         if missing := [key for key in _ENTRIES if key not in state]:
             raise ValueError(f"{path!r} was written by another version of this package: it has no {missing[0]!r}.")
+        if changed := differences(state.get("settings", self._settings), self._settings):
+            raise ValueError(
+                f"{path!r} comes from another run ({'; '.join(changed)}): resume with the same settings, or start anew."
+            )
+        now = {name: getattr(self, name, None) for name in OTHER_ARGUMENTS}
+        if changed := differences(state.get("other_settings", now), now):
+            rank_zero_info(f"Resumed with other settings: {'; '.join(changed)}.")
         if state["num_clients"] != server.num_clients:
             raise ValueError(
                 f"{path!r} comes from a federation of {state['num_clients']} clients, this one has"

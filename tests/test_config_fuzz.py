@@ -1,6 +1,7 @@
 """Whatever is done to a configuration, the command line answers in one sentence or accepts it, without a traceback."""
 
 import copy
+import os
 import random
 
 import pytest
@@ -12,7 +13,26 @@ from lightning_fedstop.cli import main
 from tests.cli_tools import ROOT
 
 QUICKSTART = yaml.safe_load((ROOT / "configs/quickstart.yaml").read_text())
-VALUES = [None, True, -1, 0, 3, 1e400, 0.5, "", "x", "null", "FedAvg", "os.system", [], [None], {}, {"a": 1}, "ä\t\n", 10**30]
+VALUES = [
+    None,
+    True,
+    -1,
+    0,
+    3,
+    1e400,
+    0.5,
+    "",
+    "x",
+    "null",
+    "FedAvg",
+    "os.system",
+    [],
+    [None],
+    {},
+    {"a": 1},
+    "ä\t\n",
+    10**30,
+]
 
 
 def places(value, path=()):
@@ -37,9 +57,9 @@ def misspell(config, path, draw):
     owner, name = holder_of(config, path), path[-1]
     if isinstance(owner, dict) and len(name) > 1:
         place = draw.randrange(len(name))
-        owner[draw.choice([name[:place] + name[place + 1 :], name + name[-1], name.upper(), name[::-1], f"{name}."])] = (
-            owner.pop(name)
-        )
+        owner[
+            draw.choice([name[:place] + name[place + 1 :], name + name[-1], name.upper(), name[::-1], f"{name}."])
+        ] = owner.pop(name)
 
 
 def retype(config, path, draw):
@@ -87,8 +107,12 @@ def root(tmp_path, monkeypatch):
     return tmp_path
 
 
+TIMES = int(os.environ.get("FUZZ_TIMES", "1"))  # for a longer hunt
 allowed = settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
+    max_examples=40 * TIMES,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    derandomize=True,
 )
 
 
@@ -105,20 +129,31 @@ def test_mutations_of_the_quickstart(root, capsys, seed, times):
     check(capsys, text, "--print_config")
 
 
-@settings(allowed, max_examples=80)
+@settings(allowed, max_examples=25 * TIMES)
 @given(text=st.text(st.characters(codec="utf-8"), max_size=40) | st.binary(max_size=40))
 def test_anything_as_a_file(root, capsys, text):
     (root / "x.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
     check(capsys, text, "--print_config")
 
 
-KEYS = ["trainer", "trainer.max_rounds", "trainer.method", "trainer.callbacks", "data", "data.skew", "model", "optimizer"]
+KEYS = [
+    "trainer",
+    "trainer.max_rounds",
+    "trainer.method",
+    "trainer.callbacks",
+    "data",
+    "data.skew",
+    "model",
+    "optimizer",
+]
 
 
-@settings(allowed, max_examples=80)
+@settings(allowed, max_examples=25 * TIMES)
 @given(
     key=st.sampled_from([*KEYS, *(f"{key}.class_path" for key in KEYS), *(f"{key}.init_args" for key in KEYS)]),
-    value=st.sampled_from(["", "x", "3", "-1", "null", "[", "{a: 1}", "[1]", "os.system", ".", "a.b", "{class_path: null}"]),
+    value=st.sampled_from(
+        ["", "x", "3", "-1", "null", "[", "{a: 1}", "[1]", "os.system", ".", "a.b", "{class_path: null}"]
+    ),
     plus=st.booleans(),
 )
 def test_anything_on_the_command_line(root, capsys, key, value, plus):
@@ -126,7 +161,7 @@ def test_anything_on_the_command_line(root, capsys, key, value, plus):
     check(capsys, (key, value), f"--{key}{'+' * plus}={value}", "--print_config")
 
 
-@settings(allowed, max_examples=12)
+@settings(allowed, max_examples=6 * TIMES)
 @given(seed=st.integers(0, 2**32))
 def test_mutations_that_are_built(root, capsys, seed):
     """Values out of range are refused where the classes are built, before anything is trained or written."""

@@ -67,7 +67,8 @@ def test_one_process_alone_writes(runs):
         files = sorted(str(path.relative_to(root / f"2-{name}")) for path in (root / f"2-{name}").rglob("*.*"))
         version = "lightning_logs/version_0"
         assert [f for f in files if not Path(f).is_dir()] == [
-            f"{version}/{name}" for name in ("checkpoints/last.ckpt", "config.yaml", "metrics.csv", "summary.json")
+            f"{version}/{name}"
+            for name in ("checkpoints/last.ckpt", "config.yaml", "metrics.csv", "partition.json", "summary.json")
         ]
     assert printed == ""
 

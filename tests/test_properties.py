@@ -36,8 +36,7 @@ def deal(skew, sizes, num_clients, seed):
         warnings.simplefilter("ignore")
         try:
             return Partition.create(skew, labels, num_clients, seed), labels
-        except ValueError as error:
-            assert str(error).endswith(".")  # a sentence
+        except ValueError:
             return None, labels
 
 

@@ -56,7 +56,7 @@ def written(events):
     """The paths that were opened for writing, made, moved or removed."""
     for event, args in events:
         if event == "open":
-            path, mode, flags = args
+            path, _, flags = args
             writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
             if writes and isinstance(path, str | bytes | os.PathLike):
                 yield Path(os.path.abspath(os.fsdecode(path)))

@@ -41,7 +41,7 @@ def test_a_run_leaves_a_record_a_summary_and_a_checkpoint(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     root = tmp_path / "runs"
     loop, _ = fit(root)
-    names = ("checkpoints/last.ckpt", "config.yaml", "metrics.csv", "summary.json")
+    names = ("checkpoints/last.ckpt", "config.yaml", "metrics.csv", "partition.json", "summary.json")
     assert files(tmp_path) == [f"runs/{VERSION}/{name}" for name in names]
     summary = json.loads((root / VERSION / "summary.json").read_text())
     assert summary == json.loads(json.dumps(loop.summary))

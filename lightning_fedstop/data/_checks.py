@@ -37,7 +37,9 @@ def label_vector(labels: Any, where: str = "`labels`") -> IntArray:
         array = array[:, 0]
     if array.ndim != 1:
         reason = ": one-hot and multi-label arrays are not served" if array.ndim == 2 else ""
-        raise ValueError(f"{where} must have one class number per sample, in shape (n,) or (n, 1), got {array.shape}{reason}.")
+        raise ValueError(
+            f"{where} must have one class number per sample, in shape (n,) or (n, 1), got {array.shape}{reason}."
+        )
     if array.dtype.kind not in "iub":
         raise TypeError(f"{where} must hold whole class numbers, got dtype {array.dtype}.")
     if array.dtype == np.uint64 and len(array) and array.max() > np.iinfo(np.int64).max:

@@ -50,7 +50,9 @@ class ImageArchive:
         self.path = Path(path)
         if not self.path.is_file():
             reason = ", which is a folder" if self.path.is_dir() else ""
-            raise FileNotFoundError(f"There is no image archive at '{self.path}'{reason}: give the path of a .npz file.")
+            raise FileNotFoundError(
+                f"There is no image archive at '{self.path}'{reason}: give the path of a .npz file."
+            )
         with self._reading():
             self._headers = _headers(self.path)
         if "train_images" not in self._headers or "train_labels" not in self._headers:
@@ -138,7 +140,7 @@ class ImageArchive:
                 raise ValueError(f"'{self.path}' cannot be read: {error.strerror}.") from error
             reason = str(error).partition(" on line")[0].strip(".'\"") or type(error).__name__
             raise ValueError(
-                f"'{self.path}' cannot be read as an image archive, it is truncated, damaged or no .npz file ({reason})."
+                f"'{self.path}' cannot be read as an image archive: truncated, damaged or no .npz file ({reason})."
             ) from error
 
 

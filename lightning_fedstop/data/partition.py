@@ -166,7 +166,16 @@ class Partition:
                 str(found["skew"]),
                 int(found["seed"]),
             )
-        except (KeyError, ValueError, TypeError, OSError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+        except (
+            KeyError,
+            ValueError,
+            TypeError,
+            OSError,
+            EOFError,
+            AttributeError,
+            zipfile.BadZipFile,
+            zlib.error,
+        ) as error:
             # NumPy's own advice on a file of another kind is to unpickle it.
             reason = "it is no .npz file, or truncated" if "pickle" in str(error) else str(error).strip(".'\"")
             raise ValueError(f"'{path}' is not a saved partition: {reason}.") from error

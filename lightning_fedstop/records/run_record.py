@@ -10,6 +10,8 @@ from typing import Any
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from lightning_fedstop.records.atomic import atomic_file
+
 ROUNDS_FILE = "metrics.csv"
 SUMMARY_FILE = "summary.json"
 
@@ -181,25 +183,6 @@ class RunRecord(Logger):
         """Write ``summary.json`` aside and rename it into place."""
         with atomic_file(Path(self.log_dir) / SUMMARY_FILE) as temporary:
             temporary.write_text(json.dumps(summary, indent=2) + "\n")
-
-
-class atomic_file:
-    """A path to write to, flushed and renamed to ``path`` if the block succeeds and removed if it does not."""
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        self.temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
-
-    def __enter__(self) -> Path:
-        return self.temporary
-
-    def __exit__(self, kind: object, *rest: object) -> None:
-        if kind is not None:
-            self.temporary.unlink(missing_ok=True)
-            return
-        with self.temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(self.temporary, self.path)
 
 
 def read_rounds(path: str | os.PathLike[str]) -> list[dict[str, str]]:

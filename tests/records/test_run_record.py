@@ -3,7 +3,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from lightning_fedstop.records.run_record import COLUMNS, RunRecord, atomic_file, read_rounds
+from lightning_fedstop.records.atomic import atomic_file
+from lightning_fedstop.records.run_record import COLUMNS, RunRecord, read_rounds
 
 
 def rows(record):

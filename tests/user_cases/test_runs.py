@@ -112,9 +112,7 @@ def test_02_a_resumed_run_is_the_undisturbed_one(tmp_path, method, round, within
     whole, whole_module = fit(tmp_path / "whole", first := rule(), module=Deep(), method=method(), **given)
     with pytest.raises(ConnectionError):
         fit(tmp_path / "broken", rule(), FailsAfter(round, within), module=Deep(), method=method(), **given)
-    more, module = fit(
-        tmp_path / "broken", second := rule(), module=Deep(), method=method(), ckpt_path="last", **given
-    )
+    more, module = fit(tmp_path / "broken", second := rule(), module=Deep(), method=method(), ckpt_path="last", **given)
     assert more.current_epoch == whole.current_epoch
     assert 3 < more.current_epoch < 12
     assert second.criterion.state_dict().keys() == first.criterion.state_dict().keys()
@@ -318,9 +316,7 @@ def seeded(tmp_path, workers=0, partition_path=None, seed=5, **arguments):
 
     data = Federated(Wrapped([60]), 6, skew=DirichletSkew(0.4), seed=3, partition_path=partition_path)
     cohorts = Cohorts()
-    loop, _ = fit(
-        tmp_path, cohorts, module=Deep(), data=data, seed=seed, drop_single_sample_batches=True, **arguments
-    )
+    loop, _ = fit(tmp_path, cohorts, module=Deep(), data=data, seed=seed, drop_single_sample_batches=True, **arguments)
     return loop.summary["parameters_hash"], cohorts.seen, data
 
 

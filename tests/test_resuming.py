@@ -1,0 +1,68 @@
+"""A run is resumed with the settings it has, or not at all."""
+
+import logging
+
+import pytest
+import torch
+
+from lightning_fedstop.methods import FedProx
+from lightning_fedstop.resuming import differences
+from tests.helpers import Deep, ToyData, ToyModule, fit
+
+
+class Slower(Deep):
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)]
+
+
+class Steeper(Deep):
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.02)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.6)]
+
+
+class Another(Deep):
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.02)
+
+
+CHANGES = {
+    "trainer.local_epochs was 1 and is 2": {"local_epochs": 2},
+    "trainer.gradient_clip_val was None and is 3.0": {"gradient_clip_val": 3.0},
+    "trainer.weighting was 'uniform' and is 'samples'": {"weighting": "samples"},
+    "trainer.limit_train_batches was None and is 1": {"limit_train_batches": 1},
+    "trainer.method.mu was 0.5 and is 0.1": {"method": FedProx(0.1)},
+    "data.batch_size was 4 and is 8": {"data": ToyData(batch_size=8)},
+    "optimizer.lr was 0.02 and is 0.01": {"module": Slower()},
+    "lr_scheduler.gamma was 0.7 and is 0.6": {"module": Steeper()},
+    "optimizer was 'Adam' and is 'SGD'": {"module": Another()},
+}
+
+
+@pytest.mark.parametrize("sentence", CHANGES)
+def test_what_would_make_it_another_run_is_named_and_refused(tmp_path, sentence):
+    fit(tmp_path, module=Deep(), method=FedProx(0.5), max_rounds=2)
+    given = {"module": Deep(), "method": FedProx(0.5), "max_rounds": 4} | CHANGES[sentence]
+    with pytest.raises(ValueError, match=r"last.ckpt' comes from another run \(") as caught:
+        fit(tmp_path, **given, ckpt_path="last")
+    assert sentence in str(caught.value)
+
+
+def test_the_models_own_hyperparameters_count(tmp_path):
+    fit(tmp_path, module=ToyModule(lr=0.1))
+    with pytest.raises(ValueError, match=r"model.lr was 0.1 and is 0.2; optimizer.lr was 0.1 and is 0.2"):
+        fit(tmp_path, module=ToyModule(lr=0.2), max_rounds=4, ckpt_path="last")
+
+
+def test_what_may_change_is_named_and_goes_on(tmp_path, caplog):
+    fit(tmp_path, max_rounds=2)
+    with caplog.at_level(logging.INFO):
+        loop, _ = fit(tmp_path, max_rounds=4, on_nonfinite="drop", ckpt_path="last")
+    assert loop.current_epoch == 4
+    assert "max_rounds was 2 and is 4; on_nonfinite was 'stop' and is 'drop'" in caplog.text
+
+
+def test_settings_that_came_or_went_differ():
+    assert differences({"a": 1}, {"b": None, "a": 1}) == []
+    assert differences({"a": 1}, {"b": 2}) == ["a was 1 and is None", "b was None and is 2"]
