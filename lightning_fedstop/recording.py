@@ -2,6 +2,8 @@
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch import Tensor
 from lightning_fedstop.records.config import write_config
 from lightning_fedstop.records.lock import RunLock
 from lightning_fedstop.records.partition_record import write_partition
-from lightning_fedstop.records.run_record import RunRecord
+from lightning_fedstop.records.run_record import ROUNDS_FILE, RunRecord
 from lightning_fedstop.records.summary import describe, describe_rules, extremes, summarize
 from lightning_fedstop.results import Results
 from lightning_fedstop.server import Server
@@ -99,12 +101,30 @@ class Recording(TrainerInterface):
         """The present round's row with what was reported in this round; the one place that waits for the device."""
         return {**{name: float(value) for name, value in self._reported.items()}, **self.row}
 
+    @contextmanager
+    def _writing(self, path: str | os.PathLike[str]) -> Iterator[None]:
+        """Say which file could not be written, and what is safe.
+
+        Raises:
+            OSError: in place of any other one.
+        """
+        try:
+            yield
+        except (OSError, RuntimeError) as error:  # torch's own writer raises the latter
+            reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+            raise OSError(
+                f"{os.fspath(path)!r} could not be written ({reason}): the run is kept up to round"
+                f" {self.current_epoch}, as far as it was saved."
+            ) from error
+
     def _log_round(self) -> None:
         """One row in the record, one report to each logger; a logger's step is the round."""
         if not self.is_global_zero:
             return
         if self.record is not None:
-            self.record.write_round(self._full_row())
+            row = self._full_row()
+            with self._writing(os.path.join(self.record.log_dir, ROUNDS_FILE)):
+                self.record.write_round(row)
         metrics = {name: float(value) for name, value in self.logged_metrics.items()}
         self._report_to_loggers({**metrics, "epoch": self.current_epoch - 1})
 

@@ -94,7 +94,8 @@ class Saving(Recording):
         if self.is_global_zero:
             if left_out := checkpoints.leave_out_objects(checkpoint):
                 self._warn(f"Checkpoints hold tensors and plain values only; left out: {', '.join(left_out)}.")
-            checkpoints.write_checkpoint(checkpoint, filepath)
+            with self._writing(filepath):
+                checkpoints.write_checkpoint(checkpoint, filepath)
             if self._state_file is not None and self._keeps_states_beside(filepath):
                 self._state_file.settle()
         self.fabric.barrier("save_checkpoint")
@@ -114,7 +115,10 @@ class Saving(Recording):
         if self._state_file is None:
             assert self.log_dir is not None
             self._state_file = StateFile(Path(self.log_dir) / "checkpoints" / STATES_FILE)
-        return self._state_file.write(changed) if self.is_global_zero else {}
+        if not self.is_global_zero:
+            return {}
+        with self._writing(self._state_file.path):
+            return self._state_file.write(changed)
 
     def _federated_state(self, states_beside: bool) -> dict[str, Any]:
         server = self.server

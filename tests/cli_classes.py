@@ -95,3 +95,11 @@ class Plain(LightningDataModule):
     def train_dataloader(self):
         images = torch.randn(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
         return DataLoader(TensorDataset(images, torch.arange(40) % 3), batch_size=self.hparams.batch_size)
+
+
+class Broken(TenClasses):
+    """Cannot be built."""
+
+    def __init__(self):
+        super().__init__()
+        1 / 0  # noqa: B018

@@ -15,9 +15,10 @@ class atomic_file:
         return self.temporary
 
     def __exit__(self, kind: object, *rest: object) -> None:
-        if kind is not None:
+        try:
+            if kind is None:
+                with self.temporary.open("rb+") as file:
+                    os.fsync(file.fileno())
+                os.replace(self.temporary, self.path)
+        finally:
             self.temporary.unlink(missing_ok=True)
-            return
-        with self.temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(self.temporary, self.path)
