@@ -193,9 +193,8 @@ def test_damage_is_found_before_training_in_any_split(tmp_path, split):
     content = bytearray(path.read_bytes())
     content[content.index(b"M" * 128) + 60] ^= 0xFF
     path.write_bytes(content)
-    module = NpzImages(path, num_classes=2, num_clients=2)
     with pytest.raises(ValueError, match="cannot be read as an image archive"):
-        module.setup("fit")
+        NpzImages(path, num_classes=2, num_clients=2).setup("fit")
 
 
 def rewritten(path, name, change):

@@ -138,7 +138,7 @@ class ImageArchive:
         except _UNREADABLE as error:
             if isinstance(error, OSError) and error.strerror:
                 raise ValueError(f"'{self.path}' cannot be read: {error.strerror}.") from error
-            reason = str(error).partition(" on line")[0].strip(".'\"") or type(error).__name__
+            reason = str(error).partition(" on line")[0].strip(".") or type(error).__name__
             raise ValueError(
                 f"'{self.path}' cannot be read as an image archive: truncated, damaged or no .npz file ({reason})."
             ) from error
