@@ -53,7 +53,7 @@ SGD = ["--optimizer", "SGD", "--optimizer.lr", "0.1"]
         (["--trainer.max_rounds", "0"], ["trainer: FederatedLoop: `max_rounds` must be an integer of at least 1"]),
         (["--trainer.method=FedSAM", "--trainer.method.rho=-1"], ["trainer.method: FedSAM: `rho`"]),
         (["--trainer.accelerator", "gpu"], ["trainer: ", "`accelerator='gpu'` cannot be used: "]),
-        (["--trainer.devices", "0"], ["trainer: ", "`devices='0'`", "cannot be used: "]),
+        (["--trainer.devices", "0"], ["trainer: ", "`devices=0` cannot be used: "]),
         (["--trainer.clients_per_round", "6"], ["`clients_per_round` must be at most the number of clients, 5, got 6"]),
     ],
 )

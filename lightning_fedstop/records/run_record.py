@@ -116,9 +116,10 @@ class RunRecord(Logger):
             return
 
     def discard(self) -> None:
-        """Remove the version folder, if it holds no more than the configuration."""
+        """Remove the version folder, if it holds no more than what is written before the first round."""
         folder = Path(self.log_dir)
-        if not folder.is_dir() or any(path.suffix != ".yaml" for path in folder.iterdir()):
+        early = (".yaml", "partition.json")
+        if not folder.is_dir() or not all(path.name.endswith(early) for path in folder.iterdir()):
             return
         for path in folder.iterdir():
             path.unlink()
