@@ -126,9 +126,8 @@ def _nested(message: str) -> str:
     if path and class_path and (reason := re.search(r"Problem with given class_path '[^']+':\s*(.+)", message)):
         values = [misformed(".".join(path), _value(value)) for value in re.findall("Given value: (.*)", message)]
         if "object has no attribute 'keys'" in reason[1]:
-            values.append(
-                f"{'.'.join(path)}.init_args: must hold arguments by name, as in `init_args: {{seed: 1}}`, or be left out."
-            )
+            where = f"{'.'.join(path)}.init_args"
+            values.append(f"{where}: must hold arguments by name, as in `init_args: {{seed: 1}}`, or be left out.")
         return next(filter(None, values), f"{'.'.join(path)}: '{class_path}': {reason[1].strip()}.")
     return re.sub(r'^Parser key "([\w.]+)":', r"\1:", _one_line(message))
 

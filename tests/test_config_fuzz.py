@@ -109,7 +109,7 @@ def root(tmp_path, monkeypatch):
 
 TIMES = int(os.environ.get("FUZZ_TIMES", "1"))  # for a longer hunt
 allowed = settings(
-    max_examples=40 * TIMES,
+    max_examples=20 * TIMES,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     derandomize=True,
@@ -129,7 +129,7 @@ def test_mutations_of_the_quickstart(root, capsys, seed, times):
     check(capsys, text, "--print_config")
 
 
-@settings(allowed, max_examples=25 * TIMES)
+@settings(allowed, max_examples=12 * TIMES)
 @given(text=st.text(st.characters(codec="utf-8"), max_size=40) | st.binary(max_size=40))
 def test_anything_as_a_file(root, capsys, text):
     (root / "x.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -148,7 +148,7 @@ KEYS = [
 ]
 
 
-@settings(allowed, max_examples=25 * TIMES)
+@settings(allowed, max_examples=12 * TIMES)
 @given(
     key=st.sampled_from([*KEYS, *(f"{key}.class_path" for key in KEYS), *(f"{key}.init_args" for key in KEYS)]),
     value=st.sampled_from(
@@ -161,7 +161,7 @@ def test_anything_on_the_command_line(root, capsys, key, value, plus):
     check(capsys, (key, value), f"--{key}{'+' * plus}={value}", "--print_config")
 
 
-@settings(allowed, max_examples=6 * TIMES)
+@settings(allowed, max_examples=4 * TIMES)
 @given(seed=st.integers(0, 2**32))
 def test_mutations_that_are_built(root, capsys, seed):
     """Values out of range are refused where the classes are built, before anything is trained or written."""
