@@ -96,7 +96,7 @@ def _reason(error: Exception) -> str:
     if match := re.search(r"constructor for the tag '([^']+)'", problem):
         return f"it holds the tag '{match[1]}', but only plain YAML is read{where}"
     problem = problem.replace("character '\\t'", "a tab").replace(
-        "but found another document", "there are several in it"
+        "but found another document", "there are several documents in it"
     )
     own = ("is there twice", "holds itself", "values")
     text = re.sub(r"\s+", " ", problem.partition('in "<unicode string>"')[0]).strip()

@@ -58,8 +58,8 @@ def explain(message: str, parser: argparse.ArgumentParser) -> str:
         return f"{match[1].removeprefix('--') if '.' in match[1] else match[1]}: needs a value, but none was given."
     if match := re.match(r"""(?:Parser key "([\w.]+)":\s*)?Unable to load config ['"](.*?)['"]""", message):
         keys = [action.dest.partition(".")[2] for action in parser._actions if action.dest.startswith(f"{match[1]}.")]
-        some = ", ".join(key for key in keys if "." not in key) or "trainer"
-        return f"{match[1] or '--config'}: must hold keys of its own, which are {some}, got '{match[2]}'."
+        some = ", ".join([key for key in keys if "." not in key][:5])
+        return f"{match[1] or '--config'}: must hold keys of its own, such as {some or 'trainer'}, got '{match[2]}'."
     return _nested(message)
 
 
@@ -129,7 +129,7 @@ def _nested(message: str) -> str:
             where = f"{'.'.join(path)}.init_args"
             values.append(f"{where}: must hold arguments by name, as in `init_args: {{seed: 1}}`, or be left out.")
         return next(filter(None, values), f"{'.'.join(path)}: '{class_path}': {reason[1].strip()}.")
-    return re.sub(r'^Parser key "([\w.]+)":', r"\1:", _one_line(message))
+    return re.sub(r'^Parser key "([\w.]+)":', r"\1:", _one_line(message)).rstrip(".") + "."
 
 
 def _takes_numbers(message: str) -> bool:

@@ -33,7 +33,7 @@ SGD = ["--optimizer", "SGD", "--optimizer.lr", "0.1"]
     [
         (["--seed_everything", "-1"], ["seed_everything: must be a whole number from 0 to 4294967295", "got -1"]),
         (["--seed_everything", "4294967296"], ["seed_everything: must be a whole number"]),
-        (["--trainer=hello"], ["trainer: must hold keys of its own, which are method, max_rounds", "got 'hello'"]),
+        (["--trainer=hello"], ["trainer: must hold keys of its own, such as method, max_rounds", "got 'hello'"]),
         (["--trainer."], ["trainer.: there is no such key"]),
         (["--trainer.max_rounds"], ["trainer.max_rounds: needs a value"]),
         (["--config="], ["--config: needs the name of a file"]),

@@ -87,7 +87,7 @@ def test_resumed_it_counts_on(tmp_path):
     assert (again.stop_round, loop.current_epoch) == (whole.stop_round, 5)
     once_more = ValidationEarlyStopping("val_loss", 0.01, patience=3)
     loop, _ = fit(
-        tmp_path / "more", once_more, module=Scripted([9.0]), max_rounds=8, ckpt_path=tmp_path / "epoch=4.ckpt"
+        tmp_path / "more", once_more, module=Scripted(VALUES), max_rounds=8, ckpt_path=tmp_path / "epoch=4.ckpt"
     )
     assert loop.current_epoch == 5
     assert loop.should_stop

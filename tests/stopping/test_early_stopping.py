@@ -334,14 +334,33 @@ def test_sharded_parameters_are_refused():
         trainer(TaskVectorEarlyStopping()).fit(module)
 
 
-def test_prints_the_stop_and_with_verbose_every_check(caplog, monkeypatch):
-    with caplog.at_level(logging.INFO, logger="lightning.pytorch.fedstop"):
-        monkeypatch.setattr(logging.getLogger("lightning.pytorch"), "propagate", True)
-        stop_of(Walker())
-        quiet = [record.message for record in caplog.records if record.name == "lightning.pytorch.fedstop"]
-        caplog.clear()
-        stop_of(Walker(), TaskVectorEarlyStopping(0.01, 3, verbose=True))
-        verbose = [record.message for record in caplog.records if record.name == "lightning.pytorch.fedstop"]
+class Kept(logging.Handler):
+    """Keeps what one logger itself is told."""
+
+    def __init__(self):
+        super().__init__()
+        self.messages = []
+
+    def emit(self, record):
+        self.messages.append(record.getMessage())
+
+
+def messages_of(callback=None):
+    logger, kept = logging.getLogger("lightning.pytorch.fedstop"), Kept()
+    level = logger.level
+    logger.addHandler(kept)
+    logger.setLevel(logging.INFO)
+    try:
+        stop_of(Walker(), callback)
+    finally:
+        logger.removeHandler(kept)
+        logger.setLevel(level)
+    return kept.messages
+
+
+def test_prints_the_stop_and_with_verbose_every_check():
+    quiet = messages_of()
+    verbose = messages_of(TaskVectorEarlyStopping(0.01, 3, verbose=True))
     assert quiet == [
         "TaskVectorEarlyStopping stops the fit in epoch 5. "
         "The distance from the start (1.612) has grown by less than 0.01 a check for 3 checks in a row."

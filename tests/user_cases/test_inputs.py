@@ -73,7 +73,7 @@ def test_05_classes_that_run_out_and_many_clients_come_to_an_end(balance):
     quick(PathologicalSkew(3), [1, 1, 1, 3000], 1000)
 
 
-@pytest.mark.parametrize("skew", [DirichletSkew(1e-9, "released_code"), PathologicalSkew(1, "released_code")], ids=repr)
+@pytest.mark.parametrize("skew", [PathologicalSkew(1, "released_code")], ids=repr)
 def test_05_a_draw_that_would_not_end_is_refused(skew):
     with pytest.raises(ValueError, match="would not end"):
         quick(skew, [5, 0, 0, 0, 0, 295], 20)
