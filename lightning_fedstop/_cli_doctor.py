@@ -1,17 +1,17 @@
 """``fedstop doctor``: whether this machine can train, and with what."""
 
-import argparse
 import json
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lightning_fedstop._cli_parser import SentenceParser
 from lightning_fedstop.diagnosis import ROCM_SETTINGS, Diagnosis, diagnose
 from lightning_fedstop.records.atomic import atomic_file
 
@@ -21,15 +21,8 @@ SECONDS = 4.0
 Row = tuple[str, str, str]
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Exit with code 2 after one sentence."""
-        sys.stderr.write(f"{self.prog}: error: {message.rstrip('.')}; see `{self.prog} --help`.\n")
-        raise SystemExit(2)
-
-
-def _parser() -> _Parser:
-    parser = _Parser(
+def _parser() -> SentenceParser:
+    parser = SentenceParser(
         prog="fedstop doctor",
         description="Look at all that training needs, train for a few seconds on each device, and say what is wrong. "
         "The exit code is 0 if this machine can train and 1 if not.",

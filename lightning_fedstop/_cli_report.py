@@ -1,22 +1,14 @@
 """``fedstop report``: a page on what runs have recorded."""
 
-import argparse
 import sys
-from typing import NoReturn
 
+from lightning_fedstop._cli_parser import SentenceParser
 from lightning_fedstop.records.reader import read_records
 from lightning_fedstop.records.report import PATIENCES, THRESHOLDS, write_report
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Exit with code 2 after one sentence."""
-        sys.stderr.write(f"{self.prog}: error: {message.rstrip('.')}; see `{self.prog} --help`.\n")
-        raise SystemExit(2)
-
-
-def _parser() -> _Parser:
-    parser = _Parser(
+def _parser() -> SentenceParser:
+    parser = SentenceParser(
         prog="fedstop report",
         description="Write one HTML page on runs: what stopped when and why, with figures and tables. It loads nothing "
         "from the network; the figures are also written as SVG and PDF files.",
