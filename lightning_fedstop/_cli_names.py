@@ -106,7 +106,9 @@ def unknown_argument(class_path: str, name: str) -> str:
 
 def unknown_class(name: str, bases: list[Any]) -> str:
     """What to say of a class that does not exist, or is of another kind than ``bases``."""
-    known = sorted({sub.__name__ for base in bases if inspect.isclass(base) for sub in usable_subclasses(base)})
+    classes = {sub for base in bases if inspect.isclass(base) for sub in usable_subclasses(base)}
+    # Our own before those of whatever else has been imported, which may be many.
+    known = list(dict.fromkeys(sub.__name__ for sub in sorted(classes, key=_own_first)))
     near = get_close_matches(name, known, n=3)
     if near:
         return f"there is no class '{name}'; did you mean {' or '.join(near)}?"
@@ -128,6 +130,10 @@ def is_usable(cls: type) -> bool:
         return False
     methods = (getattr(cls, name, None) for name in dir(cls) if not name.startswith("_"))
     return not any("NotImplementedError" in getattr(method, "__code__", _no_code).co_names for method in methods)
+
+
+def _own_first(cls: type) -> tuple[bool, str]:
+    return not cls.__module__.startswith(f"{__package__}."), cls.__name__
 
 
 _no_code = (lambda: None).__code__
