@@ -23,12 +23,12 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_fedstop.accelerators import accelerator_for_fabric
+from lightning_fedstop.backends import ClientBackend
 from lightning_fedstop.client_state import ClientStates
 from lightning_fedstop.cohort import Cohort, check_clients_per_round, cohort_size
 from lightning_fedstop.methods import FederatedMethod
 from lightning_fedstop.seeding import resolve_seed
 from lightning_fedstop.server import OnNonfinite, Weighting
-from lightning_fedstop.stacked import ClientBackend
 
 TRAINER_ONLY = (
     BatchSizeFinder,

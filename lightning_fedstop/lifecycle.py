@@ -13,6 +13,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 
 from lightning_fedstop.arguments import check_callbacks, check_federation, check_module, reorder_callbacks
+from lightning_fedstop.backends import ClientBackend, client_threads, make_trainer
 from lightning_fedstop.client_state import ClientStates
 from lightning_fedstop.cohort import Cohort
 from lightning_fedstop.collectives import shared_failure
@@ -28,7 +29,6 @@ from lightning_fedstop.seeding import resolve_seed
 from lightning_fedstop.server import OnNonfinite, Server, Weighting
 from lightning_fedstop.signals import SignalGuard, Terminated
 from lightning_fedstop.solver import LocalSolver
-from lightning_fedstop.stacked import ClientBackend, make_trainer
 from lightning_fedstop.stopping.early_stopping import TaskVectorEarlyStopping
 from lightning_fedstop.transfer import BatchTransfer
 
@@ -186,6 +186,7 @@ class Lifecycle(Evaluating):
         trainer = make_trainer(
             self.client_backend,
             self.stack_chunk_size,
+            client_threads(self._arguments["devices"], self.fabric),
             module,
             self.method,
             parameters,

@@ -1,7 +1,7 @@
 """The one local training loop of the package."""
 
 import inspect
-import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +24,6 @@ from lightning_fedstop.seeding import seeded
 from lightning_fedstop.solver import LocalSolver
 from lightning_fedstop.step_io import limited, loss_of, told
 from lightning_fedstop.transfer import BatchTransfer
-
-log = logging.getLogger(__name__)
 
 CallHook = Callable[..., list[Any]]
 """Calls a hook of all callbacks and of the module, and gives what they return."""
@@ -78,6 +76,9 @@ class LocalTrainer:
         gradient_clip_val: C, the largest norm of the corrected gradient, or ``None``.
         limit_train_batches: at most this many batches of a client (int), or this share (float), in each local epoch.
         drop_single_sample_batches: leave out batches of one sample.
+
+    Attributes:
+        finished: when each of those that train at once had no client left, by ``time.perf_counter``.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class LocalTrainer:
         self.method = method
         self.parameters = parameters
         self.solver = solver
+        self.fabric = fabric
         self.precision = fabric.strategy.precision
         self.autocast = fabric.autocast
         self.transfer = transfer
@@ -108,6 +110,7 @@ class LocalTrainer:
         self.gradient_clip_val = gradient_clip_val
         self.limit_train_batches = limit_train_batches
         self.drop_single_sample_batches = drop_single_sample_batches
+        self.finished: list[float] = []
         self.scaler = getattr(self.precision, "scaler", None)
         self._overflowed = False
         self._has_warned = False
@@ -137,16 +140,19 @@ class LocalTrainer:
             yield job.client, self._train(job, batches)
             # The jobs outlive their clients' training, and the vectors of a whole cohort would be too many.
             job.client.vectors = {}
+        self.finished = [time.perf_counter()]
 
     def _train(self, job: Job, batches: Iterable[Any]) -> LocalUpdate:
-        """One client's local steps; ``steps`` is 0 if there was no batch."""
-        client = job.client
         with seeded(job.seed):
-            start = self.start_client(client)
-            self._prepare(client, batches)
-            steps = self._take_steps(client, batches)
-            self.collector.start_batch(None)
-            return LocalUpdate(self.parameters.vector.to(client.theta.dtype) - start, steps)
+            return self.train_client(job.client, batches)
+
+    def train_client(self, client: Client, batches: Iterable[Any]) -> LocalUpdate:
+        """One client's local steps; ``steps`` is 0 if there was no batch."""
+        start = self.start_client(client)
+        self._prepare(client, batches)
+        steps = self._take_steps(client, batches)
+        self.collector.start_batch(None)
+        return LocalUpdate(self.parameters.vector.to(client.theta.dtype) - start, steps)
 
     def start_client(self, client: Client) -> Tensor:
         """Let the module hold theta, with a fresh optimizer; gives the client's start as the update counts it."""

@@ -8,13 +8,13 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
 from lightning_fedstop.arguments import check_arguments, check_datamodule, make_fabric
+from lightning_fedstop.backends import ClientBackend
 from lightning_fedstop.client_state import ClientStates
 from lightning_fedstop.cohort import Cohort, UniformCohort
 from lightning_fedstop.lifecycle import Lifecycle
 from lightning_fedstop.methods import FedAvg, FederatedMethod
 from lightning_fedstop.results import Results
 from lightning_fedstop.server import OnNonfinite, RoundReport, Weighting
-from lightning_fedstop.stacked import ClientBackend
 
 
 class FederatedLoop(Lifecycle):
@@ -46,7 +46,8 @@ class FederatedLoop(Lifecycle):
         accelerator: as in ``Trainer``, with ``strategy``, ``devices``, ``num_nodes`` and ``precision``. The processes
             train different clients; gradients are never synchronised.
         strategy: see ``accelerator``.
-        devices: see ``accelerator``.
+        devices: see ``accelerator``. On a CPU ``"auto"`` is one process that trains several clients at once, each in a
+            thread, on all of torch's threads; 1 trains one client after the other, more are processes.
         num_nodes: see ``accelerator``.
         precision: see ``accelerator``; the global model and the updates stay at least float32.
         callbacks: as in ``Trainer``; Lightning's own and yours run unmodified.

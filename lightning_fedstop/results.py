@@ -29,15 +29,16 @@ class _Entry:
 
     def update(self, value: Tensor, batch_size: int) -> None:
         value = value.detach().to(torch.float64).mean()
-        self._add(value * batch_size if self.reduce_fx == "mean" else value, batch_size)
+        self.add(value * batch_size if self.reduce_fx == "mean" else value, batch_size)
 
     def update_each(self, values: Tensor, batch_sizes: Tensor) -> None:
         """Take one value of each client of a stack; both have the shape ``(M,)``."""
         values = values.detach().to(torch.float64)
         reduction = {"min": torch.amin, "max": torch.amax}.get(self.reduce_fx, torch.sum)
-        self._add(reduction(values * batch_sizes if self.reduce_fx == "mean" else values), batch_sizes.sum())
+        self.add(reduction(values * batch_sizes if self.reduce_fx == "mean" else values), batch_sizes.sum())
 
-    def _add(self, value: Tensor, weight: Tensor | int) -> None:
+    def add(self, value: Tensor, weight: Tensor | float) -> None:
+        """Add a value that is reduced already."""
         if self.value is None:
             self.value = value
         elif self.reduce_fx == "min":
@@ -109,7 +110,7 @@ class ResultCollector:
     @contextmanager
     def muted(self, muted: bool = True) -> Iterator[None]:
         """Ignore what is logged inside the block: a second pass over the same batch reports nothing."""
-        before, self._muted = self._muted, muted
+        before, self._muted = self._muted, self._muted or muted
         try:
             yield
         finally:
@@ -132,6 +133,20 @@ class ResultCollector:
     def restore(self, entries: dict[str, _Entry]) -> None:
         """Forget what was logged since the snapshot."""
         self._entries = entries
+
+    def take(self) -> dict[str, _Entry]:
+        """What was logged so far, which is forgotten here."""
+        entries, self._entries = self._entries, {}
+        return entries
+
+    def merge(self, entries: dict[str, _Entry]) -> None:
+        """Add what another collector has taken."""
+        for name, entry in entries.items():
+            mine = self._entries.get(name)
+            if mine is None:
+                self._entries[name] = entry
+            elif entry.value is not None:
+                mine.add(entry.value, entry.weight)
 
     def start_batch(self, batch: Any) -> None:
         """Name the batch that follows, whose size weighs what is logged next; ``None`` after the last one."""

@@ -83,12 +83,12 @@ class RandomStream:
     def resumed(self) -> Iterator[None]:
         """Go on with the stream; the global generators are put back afterwards."""
         outside = global_state()
-        _go_on_from(self._state)
+        restore_state(self._state)
         try:
             yield
         finally:
             self._state = global_state()
-            _go_on_from(outside)
+            restore_state(outside)
 
 
 def global_state() -> dict[str, Any]:
@@ -100,7 +100,15 @@ def global_state() -> dict[str, Any]:
     return state
 
 
-def _go_on_from(state: dict[str, Any]) -> None:
+def same_state(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether nobody has drawn between two calls of :func:`global_state`."""
+    same_numpy = all(np.array_equal(a, b) for a, b in zip(one["numpy"], other["numpy"], strict=True))
+    tensors = [name for name in ("torch", "cuda") if name in one]
+    return one["python"] == other["python"] and same_numpy and all(torch.equal(one[n], other[n]) for n in tensors)
+
+
+def restore_state(state: dict[str, Any]) -> None:
+    """Let the global generators go on from a state of :func:`global_state`."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])  # noqa: NPY002 - see `seeded`
     torch.default_generator.set_state(state["torch"])

@@ -34,6 +34,7 @@ class RoundReport:
         bytes_up: what they would send.
         nonfinite: the clients whose update was not finite.
         seconds: time from the cohort's draw to the new global model.
+        idle: of these, the mean time for which a process, or a thread of it, waited for the last client.
     """
 
     clients: list[int]
@@ -42,6 +43,7 @@ class RoundReport:
     bytes_up: int = 0
     nonfinite: list[int] = field(default_factory=list)
     seconds: float = 0.0
+    idle: float = 0.0
 
     def row(self) -> dict[str, Any]:
         """The report's part of the record's row."""
@@ -51,6 +53,7 @@ class RoundReport:
             "bytes_down": self.bytes_down,
             "bytes_up": self.bytes_up,
             "seconds_train": self.seconds,
+            "seconds_idle": self.idle,
         }
 
 
@@ -175,7 +178,10 @@ class Server:
         for client, update in self.trainer.run(jobs, self._load_global):
             if not self._take(client, update, mean, buffers):
                 nonfinite.append(client.index)
-        report.nonfinite = sorted(client for part in self.gather(nonfinite) for client in part)
+        parts = self.gather([nonfinite, [moment - began for moment in self.trainer.finished]])
+        report.nonfinite = sorted(client for mine, _ in parts for client in mine)
+        moments = [moment for _, mine in parts for moment in mine]
+        report.idle = max(moments) - sum(moments) / len(moments)
         self._aggregate(report, mean, buffers)
         self._buffers = None
         report.seconds = time.perf_counter() - began

@@ -51,6 +51,12 @@ class LocalSolver:
         self._state = deepcopy(self.optimizer.state_dict()["state"])
         self._round_groups: list[dict[str, Any]] | None = None
 
+    def with_copies(self, module: LightningModule, optimizer: Optimizer) -> "LocalSolver":
+        """The same solver for copies of the module and its optimizer, at this round's rates."""
+        other = copy(self)
+        other.module, other.optimizer, other.scheduler_config = module, optimizer, None
+        return other
+
     def _groups(self) -> list[dict[str, Any]]:
         return [{k: deepcopy(v) for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
 

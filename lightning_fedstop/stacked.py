@@ -1,7 +1,8 @@
 """The clients of a round trained as one stack: the local loop on vectors of shape ``(M, d)``."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from lightning.fabric.plugins.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
@@ -17,8 +18,6 @@ from lightning_fedstop.solver import StackSolver
 from lightning_fedstop.stacked_batches import Drawn, Group, group_batches
 from lightning_fedstop.stacked_check import check
 from lightning_fedstop.stacked_pass import Passed, StackedPass, uses_batch_idx
-
-ClientBackend = Literal["sequential", "stacked"]
 
 OWN_STEPS = ("backward", "optimizer_step", "configure_gradient_clipping", "optimizer_zero_grad")
 GRADIENT_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
@@ -52,6 +51,7 @@ class StackedTrainer(LocalTrainer):
         size = self.chunk_size or max(1, len(jobs))
         for start in range(0, len(jobs), size):
             yield from self._run_chunk(jobs[start : start + size], load_global)
+        self.finished = [time.perf_counter()]
 
     def _run_chunk(self, jobs: Sequence[Job], load_global: Callable[[], None]) -> Iterator[tuple[Client, LocalUpdate]]:
         if len(jobs) == 1 or not self._can_stack(jobs, load_global):
@@ -237,10 +237,3 @@ class StackedTrainer(LocalTrainer):
                 stack.buffers[number] = after
             else:
                 stack.buffers[number][torch.tensor(rows, device=after.device)] = after
-
-
-def make_trainer(client_backend: ClientBackend, stack_chunk_size: int | None, *arguments: Any) -> LocalTrainer:
-    """The local training loop of a back end; ``arguments`` are those of :class:`LocalTrainer`."""
-    if client_backend == "stacked":
-        return StackedTrainer(stack_chunk_size, *arguments)
-    return LocalTrainer(*arguments)

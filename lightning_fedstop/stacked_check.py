@@ -17,7 +17,7 @@ from lightning_fedstop.stacked_batches import Drawn, group_batches
 from lightning_fedstop.stacked_pass import can_be_padded
 
 if TYPE_CHECKING:
-    from lightning_fedstop.local import Job
+    from lightning_fedstop.local import Job, LocalTrainer
     from lightning_fedstop.stacked import StackedTrainer
 
 TOLERANCE = 0.02
@@ -36,7 +36,7 @@ def check(trainer: "StackedTrainer", jobs: "Sequence[Job]", load_global: Callabl
     Raises:
         Unstackable: saying why.
     """
-    attributes = Attributes(trainer.module)
+    attributes = Attributes(trainer.module, restorable=True)
     with trainer.collector.muted():
         try:
             return _compare(trainer, jobs, load_global)
@@ -47,14 +47,14 @@ def check(trainer: "StackedTrainer", jobs: "Sequence[Job]", load_global: Callabl
 
 def _compare(trainer: "StackedTrainer", jobs: "Sequence[Job]", load_global: Callable[[], None]) -> bool:
     module = trainer.module
-    drawn = [(job, item) for job in jobs if (item := _first_batch(trainer, job)) is not None]
+    drawn = [(job, item) for job in jobs if (item := first_batch(trainer, job)) is not None]
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     moving: dict[str, None] = {}
     singles = []
     draws = False
     for job, (batch_idx, batch) in drawn:
         load_global()
-        client = _prepared(trainer, job)
+        client = prepared(trainer, job)
         trainer.start_client(client)
         with seeded(job.seed):
             state = global_state()
@@ -81,13 +81,15 @@ def _compare(trainer: "StackedTrainer", jobs: "Sequence[Job]", load_global: Call
     return bool(drawn)
 
 
-def _first_batch(trainer: "StackedTrainer", job: "Job") -> Drawn | None:
+def first_batch(trainer: "LocalTrainer", job: "Job") -> Drawn | None:
+    """A client's first batch, with its number; ``None`` if it has none."""
     batches = job.make_batches()
     with RandomStream(job.seed).resumed():
         return next(trainer.epoch(batches), None)
 
 
-def _prepared(trainer: "StackedTrainer", job: "Job") -> Client:
+def prepared(trainer: "LocalTrainer", job: "Job") -> Client:
+    """A client before its first step, for a step that nothing is left of."""
     client = replace(job.client, vectors={})
     if trainer.method.needs_full_gradient:
         client.vectors["full_gradient"] = torch.zeros_like(trainer.parameters.grad)
@@ -118,7 +120,7 @@ def _difference(
     if not drawn:
         return None
     attributes = Attributes(trainer.module)
-    stack = trainer.make_stack([_prepared(trainer, job) for job, _ in drawn])
+    stack = trainer.make_stack([prepared(trainer, job) for job, _ in drawn])
     groups = group_batches([item for _, item in drawn], pads, trainer.by_index, extra=pads)
     with seeded(drawn[0][0].seed):
         trainer.step_stack(stack, trainer.make_pass(), groups)
@@ -142,36 +144,52 @@ class Attributes:
 
     Args:
         module: parameters and buffers count by which tensors they are, not by their values.
+        restorable: keep the values of tensors that are neither, too, for :meth:`restore`.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, restorable: bool = False) -> None:
         self.module = module
         self.held = [(name, owner, dict(vars(owner))) for name, owner in module.named_modules()]
         self.copies = [
             {key: copy(value) for key, value in held.items() if isinstance(value, list | dict | set)}
             for _, _, held in self.held
         ]
+        self.versions = [
+            {key: value._version for key, value in held.items() if _is_plain_tensor(value)} for _, _, held in self.held
+        ]
+        self.values = [
+            {key: held[key].detach().clone() for key in versions if restorable}
+            for (_, _, held), versions in zip(self.held, self.versions, strict=True)
+        ]
 
     def changed(self) -> list[str]:
         """The names of those that are others now, or hold others."""
         names = []
-        for (path, owner, held), copies in zip(self.held, self.copies, strict=True):
+        for (path, owner, held), copies, versions in zip(self.held, self.copies, self.versions, strict=True):
             now = vars(owner)
             for name in held | now:
                 same = name in held and name in now and now[name] is held[name]
+                if same and name in versions:
+                    same = versions[name] == now[name]._version
                 if not same or (name in copies and _items(copies[name]) != _items(now[name])):
                     names.append(f"{path}.{name}".lstrip("."))
         return names
 
     def restore(self) -> None:
         """Put all of them back."""
-        for (_, owner, held), copies in zip(self.held, self.copies, strict=True):
+        for (_, owner, held), copies, values in zip(self.held, self.copies, self.values, strict=True):
+            for name, tensor in values.items():
+                held[name].detach().copy_(tensor)
             for name, value in copies.items():
                 if _items(value) != _items(held[name]):
                     held[name].clear()
                     (held[name].extend if isinstance(value, list) else held[name].update)(value)
             vars(owner).clear()
             vars(owner).update(held)
+
+
+def _is_plain_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.is_inference()
 
 
 def _items(values: Any) -> list[int]:

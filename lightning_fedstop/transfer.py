@@ -20,6 +20,7 @@ class BatchTransfer:
     """
 
     def __init__(self, module: LightningModule, datamodule: LightningDataModule | None, strategy: Strategy) -> None:
+        self._arguments = (datamodule, strategy)
         owners = [
             datamodule if datamodule is not None and is_overridden(hook, datamodule) else module for hook in HOOKS
         ]
@@ -28,6 +29,10 @@ class BatchTransfer:
         # As in a `Trainer`: autocast takes care of a mixed precision, and "32-true" leaves the data's dtype alone.
         converts = strategy.precision.precision in ("16-true", "bf16-true", "64-true")
         self._convert = strategy.precision.convert_input if converts else (lambda batch: batch)
+
+    def of_copy(self, module: LightningModule) -> "BatchTransfer":
+        """The same for a copy of the module."""
+        return BatchTransfer(module, *self._arguments)
 
     def __call__(self, batch: Any, dataloader_idx: int = 0) -> Any:
         """The batch as ``training_step`` sees it."""

@@ -19,7 +19,7 @@ from tests.kill_script import ROUNDS
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
 ROOT = Path(__file__).resolve().parents[1]
 KILLS = 20
-TIMES = {"seconds_train", "seconds_eval", "seconds_criterion"}
+TIMES = {"seconds_train", "seconds_idle", "seconds_eval", "seconds_criterion"}
 
 
 class Runner:

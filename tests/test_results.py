@@ -135,7 +135,9 @@ def test_muted_and_detached():
         module.log("x", 1.0)
         with collector.muted(False):
             module.log("y", 1.0)
-    assert compute(collector)[0] == {"y": 1}
+    with collector.attached(), collector.muted(False):
+        module.log("z", 1.0)
+    assert compute(collector)[0] == {"z": 1}
     assert "log" not in vars(module)
     module.__dict__["log"] = marker = object()
     with collector.attached(), collector.attached():

@@ -26,7 +26,7 @@ from tests.helpers import Deep, fit
 METHODS = [SCAFFOLD, FedAvg, FedDyn, FedGamma, FedLESAM, FedProx, FedSAM, FedSMOO, FedSpeed, FedWMSAM]
 ROUNDS = 6
 HOOKS = ["on_train_epoch_start", "on_client_start", "on_client_end", "on_validation_start", "on_validation_end"]
-TIMES = {"seconds_train", "seconds_eval", "seconds_criterion"}
+TIMES = {"seconds_train", "seconds_idle", "seconds_eval", "seconds_criterion"}
 
 
 def rules():

@@ -33,6 +33,7 @@ COLUMNS = (
     "bytes_down",
     "bytes_up",
     "seconds_train",
+    "seconds_idle",
     "seconds_eval",
     "seconds_criterion",
 )

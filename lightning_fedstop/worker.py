@@ -1,0 +1,162 @@
+"""A copy of the module in which one thread trains clients, while other threads do the same in theirs."""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from lightning.pytorch import LightningModule
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_fedstop.hooks import Hooks
+from lightning_fedstop.local import LocalTrainer, LocalUpdate
+from lightning_fedstop.methods.base import Client
+from lightning_fedstop.parameters import FlatParameters
+from lightning_fedstop.results import ResultCollector
+from lightning_fedstop.seeding import global_state, same_state
+from lightning_fedstop.stacked_check import Attributes
+
+
+class Unshareable(Exception):
+    """Says why clients cannot be trained by several threads."""
+
+
+class Cancelled(Exception):
+    """The round has been broken off."""
+
+
+@dataclass
+class Trained:
+    """What a worker leaves of a client; the worker goes on with another.
+
+    Attributes:
+        update: what the client sends back.
+        x: shape ``(d,)``; its local model.
+        buffers: those of the module after its training, by name.
+        logged: what was logged, for :meth:`ResultCollector.merge`.
+    """
+
+    update: LocalUpdate
+    x: Tensor
+    buffers: dict[str, Tensor]
+    logged: dict[str, Any]
+
+
+@dataclass
+class Shared:
+    """What the threads of a round have in common.
+
+    Attributes:
+        state: of the global random generators, which nobody may draw from: each thread would take the others' draws.
+        lock: held where code of others runs that knows no threads: datasets, transfer hooks, callbacks.
+        cancelled: set where the round is broken off.
+    """
+
+    state: dict[str, Any]
+    lock: threading.Lock
+    cancelled: threading.Event
+
+    @classmethod
+    def now(cls) -> "Shared":
+        """For a round that begins now."""
+        return cls(global_state(), threading.Lock(), threading.Event())
+
+
+class Worker(LocalTrainer):
+    """The local training loop on a copy of the module.
+
+    Args:
+        source: the loop whose module, as it is now, and optimizer are copied. Frozen parameters and the data module are
+            shared; the method is, too: it changes nothing of its own between a client's start and its end.
+        shared: of all workers.
+        options: the further arguments of :class:`LocalTrainer`, from ``local_epochs`` on.
+
+    Raises:
+        Unshareable: if there can be no copy.
+    """
+
+    def __init__(self, source: LocalTrainer, shared: Shared, options: tuple[Any, ...]) -> None:
+        assert isinstance(source.call_hook, Hooks)
+        module, optimizer, collector = _copied(source)
+        super().__init__(
+            module,
+            source.method,
+            FlatParameters(module),
+            source.solver.with_copies(module, optimizer),
+            source.fabric,
+            source.transfer.of_copy(module),
+            collector,
+            _WorkerHooks(source.call_hook, module, shared.lock),
+            *options,
+        )
+        self.shared = shared
+        self.buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        self.attributes = Attributes(module)
+
+    def train(self, client: Client, make_batches: Callable[[], Iterable[Any]]) -> Trained:
+        """One client's training.
+
+        Raises:
+            Unshareable: if it drew random numbers, or changed the copy's attributes, which would be lost.
+            Cancelled: if the round has been broken off.
+        """
+        self._reset_buffers()
+        with self.shared.lock:
+            batches = make_batches()
+        update = self.train_client(client, batches)
+        if changed := self.attributes.changed():
+            raise Unshareable(f"the `training_step` of {type(self.module).__name__} changes `{changed[0]}`")
+        if not same_state(self.shared.state, global_state()):
+            raise Unshareable(f"the training of {type(self.module).__name__} draws from the global random generators")
+        buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        return Trained(update, self.parameters.vector.clone(), buffers, self.collector.take())
+
+    def epoch(self, batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+        """One local epoch's batches, which are fetched by one thread at a time."""
+        drawn = super().epoch(batches)
+        while True:
+            if self.shared.cancelled.is_set():
+                raise Cancelled
+            with self.shared.lock:
+                item = next(drawn, None)
+            if item is None:
+                return
+            yield item
+
+    def _reset_buffers(self) -> None:
+        for name, buffer in self.module.named_buffers():
+            buffer.copy_(self.buffers[name])
+
+
+class _WorkerHooks(Hooks):
+    """Calls the copy's own hooks on it; callbacks see the module itself, and one call at a time."""
+
+    def __init__(self, hooks: Hooks, module: LightningModule, lock: threading.Lock) -> None:
+        super().__init__(hooks.loop, module)
+        self.original = hooks.module
+        self.lock = lock
+
+    def _with_module(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            with self.lock:
+                return hook(self.loop, self.original, *args)
+
+        return call
+
+
+def _copied(source: LocalTrainer) -> tuple[LightningModule, Optimizer, ResultCollector]:
+    """The module with its optimizer and what stands behind its ``log``."""
+    module = source.module
+    loop = module.trainer
+    shared = [loop, loop.datamodule, *(p for p in module.parameters() if not p.requires_grad)]  # type: ignore[attr-defined]
+    memo: dict[int, Any] = {id(item): item for item in shared if item is not None}
+    try:
+        copied, optimizer, collector = deepcopy((module, source.solver.optimizer, source.collector), memo)
+    except Exception as error:
+        what = str(error).strip().split("\n")[0].rstrip(".")
+        raise Unshareable(f"{type(module).__name__} cannot be copied ({type(error).__name__}: {what})") from error
+    copied.trainer = loop
+    collector.take()
+    return copied, optimizer, collector
