@@ -6,31 +6,59 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.measure import Paced, print_table
 from benchmarks.workloads import WORKLOADS, add_workload, write_work
+from lightning_fedstop.data import Partition
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The work, how many clients, and which method."""
     add_workload(parser)
-    parser.add_argument("--clients", type=int, nargs="+", default=[100, 1000, 10_000])
+    parser.add_argument("--clients", type=int, nargs="+", default=[100, 1000, 10_000, 100_000])
     parser.add_argument("options", nargs="*", help="for our loop, as name=value")
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """One process for each N; the images are the same."""
-    peaks: dict[int, float] = {}
-    for clients in options.clients:
-        chosen = WORKLOADS[options.workload]
-        samples = max(chosen.samples, 2 * max(options.clients))
-        workload = replace(chosen, num_clients=clients, samples=samples)
-        with tempfile.TemporaryDirectory() as folder:
-            work = write_work(Path(folder), workload, options.rounds + 2, options.data)
+    """One process for each N; the images are the same, and small, so that what grows with N shows."""
+    figures: dict[int, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        data = options.data or str(_write_images(Path(folder) / "images.npz", 2 * max(options.clients)))
+        for clients in options.clients:
+            workload = replace(WORKLOADS[options.workload], num_clients=clients)
+            work = write_work(Path(folder), workload, options.rounds + 2, data)
             with Paced("our_loop", work, options.threads, options.options) as ours:
                 for _ in range(options.rounds):
                     ours.round(counts=True)
-            peaks[clients] = ours.figures.peak
-    floor = next(iter(peaks.values()))
-    rows = [(clients, peak, peak / floor) for clients, peak in peaks.items()]
-    print_table(f"{options.workload}, {options.rounds} rounds", ("clients", "peak GiB", "ratio"), rows)
-    return {str(clients): {"peak_gib": peak, "ratio": peak / floor} for clients, peak in peaks.items()}
+                peak = _peak(ours)
+            partition = Partition.load(work.parent / "partition.npz")
+            indices = (partition.indices.nbytes + partition.offsets.nbytes) / 2**20
+            figures[clients] = {"peak_mib": peak, "indices_mib": indices, "beyond_mib": peak - indices}
+    floor = next(iter(figures.values()))["beyond_mib"]
+    for figure in figures.values():
+        figure["ratio"] = figure["beyond_mib"] / floor
+    columns = ("clients", "peak MiB", "index arrays MiB", "beyond them MiB", "ratio")
+    rows = [(clients, *figure.values()) for clients, figure in figures.items()]
+    print_table(f"{options.workload}, {options.rounds} rounds", columns, rows)
+    return {str(clients): figure for clients, figure in figures.items()}
+
+
+def _write_images(path: Path, samples: int) -> Path:
+    """An archive of random images of 8 pixels."""
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (samples, 8, 8, 3), np.uint8)
+    np.savez(path, train_images=images, train_labels=generator.integers(0, 8, samples).astype(np.uint8))
+    return path
+
+
+def _peak(paced: Paced) -> float:
+    """Resident memory of a process at its highest, in MiB.
+
+    ``ru_maxrss``, which the process gives itself, starts from what its parent held when it was started.
+    """
+    try:
+        status = Path(f"/proc/{paced.process.pid}/status").read_text()
+    except OSError:
+        return paced.figures.peak * 1024
+    return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM"))

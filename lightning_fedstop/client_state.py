@@ -2,11 +2,12 @@
 
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from threading import Lock
+from typing import Any, BinaryIO, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,8 +19,8 @@ class ClientStates:
     """Vectors of shape ``(d,)`` by name and client; a vector never written is zero and takes no memory.
 
     Args:
-        storage: ``"memory"`` keeps them on the CPU, ``"disk"`` in one sparse memory-mapped file, which the system
-            pages in and out; it is created with the first vector and removed at the end.
+        storage: ``"memory"`` keeps them on the CPU, ``"disk"`` in one file, of which the system keeps in memory
+            what has room there; it is created with the first vector and removed at the end.
         dtype: ``"float32"``, or ``"bfloat16"`` for half the room and about three digits; ``None`` is the model's own,
             at least float32.
 
@@ -179,41 +180,58 @@ class _Memory:
 
 
 class _Disk:
-    """Vectors in the slots of one file; a slot is taken when its vector is first written."""
+    """Vectors in the slots of one file; a slot is taken when its vector is first written.
+
+    Read and written, not mapped: where a mapped file meets a full disk, the system ends the process without a word.
+    """
 
     def __init__(self, dtype: torch.dtype, dim: int, folder: str | os.PathLike[str] | None) -> None:
         self.dtype = dtype
         self.dim = dim
         self.folder = folder
         self.path: Path | None = None
+        self._file: BinaryIO | None = None
         self._slots: dict[Key, int] = {}
         self._free: list[int] = []
-
-    def _file(self) -> Path:
-        if self.path is None:
-            descriptor, path = tempfile.mkstemp(prefix=".client_states.", dir=self.folder)
-            os.close(descriptor)
-            self.path = Path(path)
-        return self.path
-
-    def _slot(self, key: Key) -> Tensor:
-        # NumPy knows no bfloat16: its bits travel as int16.
-        numpy_dtype = np.int16 if self.dtype == torch.bfloat16 else torch.empty(0, dtype=self.dtype).numpy().dtype
-        bytes_per_slot = self.dim * self.dtype.itemsize
-        slot = self._slots[key]
-        path = self._file()
-        if path.stat().st_size < (slot + 1) * bytes_per_slot:
-            os.truncate(path, (slot + 1) * bytes_per_slot)
-        mapped = np.memmap(path, numpy_dtype, "r+", slot * bytes_per_slot, (self.dim,))
-        return torch.from_numpy(mapped).view(self.dtype)
+        self._lock = Lock()  # a file has one position for all threads
 
     def read(self, key: Key) -> Tensor | None:
-        return self._slot(key).clone() if key in self._slots else None
+        if key not in self._slots:
+            return None
+        vector = torch.empty(self.dim, dtype=self.dtype)
+        with self._at(key) as file:
+            if file.readinto(_bytes_of(vector)) != vector.nbytes:  # type: ignore[attr-defined]
+                raise OSError(f"ends before {key[0]!r} of client {key[1]}")
+        return vector
 
     def write(self, key: Key, value: Tensor) -> None:
+        content = value.detach().to("cpu", self.dtype).contiguous()
         if key not in self._slots:
             self._slots[key] = self._free.pop() if self._free else len(self._slots)
-        self._slot(key).copy_(value)
+        with self._at(key) as file:
+            file.write(_bytes_of(content))
+            file.flush()
+
+    @contextmanager
+    def _at(self, key: Key) -> Iterator[BinaryIO]:
+        """The file at the slot of a vector.
+
+        Raises:
+            OSError: naming the file, where it cannot be read or written.
+        """
+        try:
+            with self._lock:
+                if self._file is None:
+                    descriptor, path = tempfile.mkstemp(prefix=".client_states.", dir=self.folder)
+                    self.path, self._file = Path(path), os.fdopen(descriptor, "r+b")
+                self._file.seek(self._slots[key] * self.dim * self.dtype.itemsize)
+                yield self._file
+        except OSError as error:
+            where = self.folder or tempfile.gettempdir() if self.path is None else self.path
+            raise OSError(
+                f"The clients' vectors cannot be kept in '{where}' ({error.strerror or error}): make room, or use "
+                "`ClientStates(storage='memory')`."
+            ) from error
 
     def keys(self) -> Iterable[Key]:
         return self._slots.keys()
@@ -224,6 +242,15 @@ class _Disk:
     def close(self) -> None:
         self._slots.clear()
         self._free.clear()
+        if self._file is not None:
+            # What the last write could not put on a full disk is not wanted any more.
+            with suppress(OSError):
+                self._file.close()
+            self._file = None
         if self.path is not None:
             self.path.unlink(missing_ok=True)
             self.path = None
+
+
+def _bytes_of(vector: Tensor) -> memoryview:
+    return vector.view(torch.uint8).numpy().data

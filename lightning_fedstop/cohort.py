@@ -1,5 +1,6 @@
-"""Who takes part in a round."""
+"""Who takes part in a round, and where."""
 
+import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -113,3 +114,26 @@ def cohort_size(clients_per_round: int | float, num_clients: int) -> int:
             f"`clients_per_round` must be at most the number of clients, {num_clients}, got {clients_per_round}."
         )
     return clients_per_round
+
+
+def deal(clients: Sequence[int], work: Sequence[int], num_ranks: int) -> list[list[int]]:
+    """Deal clients to processes by work, longest first, each to the process that has least.
+
+    Args:
+        clients: who trains this round.
+        work: samples per client, for all clients of the federation.
+        num_ranks: processes.
+
+    Returns:
+        One list of clients for each process, some maybe empty.
+
+    >>> deal([0, 1, 2], work=[10, 90, 70], num_ranks=2)
+    [[1], [2, 0]]
+    """
+    hands: list[list[int]] = [[] for _ in range(num_ranks)]
+    loads = [(0, rank) for rank in range(num_ranks)]
+    for client in sorted(clients, key=lambda client: (-work[client], client)):
+        load, rank = heapq.heappop(loads)
+        hands[rank].append(client)
+        heapq.heappush(loads, (load + work[client], rank))
+    return hands

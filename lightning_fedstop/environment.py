@@ -5,6 +5,7 @@ torch is imported only where it is asked, so that an installation without a work
 
 import functools
 import platform
+from contextlib import suppress
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,11 @@ PACKAGES = ("lightning-fedstop", "lightning", "torch", "torchvision", "timm", "m
 @functools.cache
 def package_versions() -> dict[str, str]:
     """The versions of :data:`PACKAGES`; those not installed are left out."""
-    installed = {distribution.metadata["Name"]: distribution.version for distribution in metadata.distributions()}
-    return {package: installed[package] for package in PACKAGES if package in installed}
+    found = {}
+    for package in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
 
 
 def versions() -> dict[str, str]:

@@ -53,7 +53,8 @@ def seeded(seed: int) -> Iterator[None]:
     Dropout, stochastic depth and a user's own augmentations draw from the global generators.
     """
     error: BaseException | None = None
-    with isolate_rng():
+    # Looking for devices takes longer than a small client's round.
+    with isolate_rng(include_cuda=torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
         random.seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002 - the global generator is the one that user code draws from
         _seed_torch(seed)

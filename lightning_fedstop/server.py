@@ -1,6 +1,5 @@
 """The server: it holds the global model, has a cohort train, and aggregates what comes back."""
 
-import heapq
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from lightning_fedstop.aggregation import BufferMean, RunningMean
 from lightning_fedstop.client_state import ClientStates, Key
-from lightning_fedstop.cohort import Cohort, cohort_size
+from lightning_fedstop.cohort import Cohort, cohort_size, deal
 from lightning_fedstop.collectives import gather, reduce
 from lightning_fedstop.local import CallHook, Job, LocalTrainer, LocalUpdate
 from lightning_fedstop.methods.base import Client, FederatedMethod, Federation
@@ -55,29 +54,6 @@ class RoundReport:
             "seconds_train": self.seconds,
             "seconds_idle": self.idle,
         }
-
-
-def deal(clients: Sequence[int], work: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Deal clients to processes by work, longest first, each to the process that has least.
-
-    Args:
-        clients: who trains this round.
-        work: samples per client, for all clients of the federation.
-        num_ranks: processes.
-
-    Returns:
-        One list of clients for each process, some maybe empty.
-
-    >>> deal([0, 1, 2], work=[10, 90, 70], num_ranks=2)
-    [[1], [2, 0]]
-    """
-    hands: list[list[int]] = [[] for _ in range(num_ranks)]
-    loads = [(0, rank) for rank in range(num_ranks)]
-    for client in sorted(clients, key=lambda client: (-work[client], client)):
-        load, rank = heapq.heappop(loads)
-        hands[rank].append(client)
-        heapq.heappush(loads, (load + work[client], rank))
-    return hands
 
 
 class Server:
@@ -189,17 +165,22 @@ class Server:
 
     def _move_states(self, hands: list[list[int]]) -> None:
         """Bring each client's vectors to the process that trains it now."""
+        if self.fabric.world_size == 1:
+            return
+        written = set(self.states.written())
+        names = sorted({name for name, _ in written})
         for rank, clients in enumerate(hands):
             for client in clients:
                 before = self._trained_on.get(client, rank)
                 self._trained_on[client] = rank
                 if before != rank:
-                    self._move(client, before, rank)
+                    self._move([(name, client) for name in names if (name, client) in written], before, rank)
 
-    def _move(self, client: int, source: int, target: int) -> None:
+    def _move(self, keys: Sequence[Key], source: int, target: int) -> None:
         here = self.fabric.global_rank
-        mine = [key for key in self.states.written() if key[1] == client] if here == source else []
-        vectors = self.fabric.broadcast({key: self.states.pop(key) for key in mine}, src=source)
+        vectors = self.fabric.broadcast(
+            {key: self.states.pop(key) for key in keys} if here == source else {}, src=source
+        )
         if here == target:
             for (name, index), vector in vectors.items():
                 self.states.set(name, index, vector)

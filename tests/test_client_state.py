@@ -1,5 +1,8 @@
 """Vectors of clients: the same from memory and from disk, and no more of them than were written."""
 
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -91,6 +94,48 @@ def test_the_file_grows_by_one_vector_for_each_client_and_slots_are_used_again(t
     assert not files(tmp_path)
     assert states.written() == []
     states.close()
+
+
+def test_a_full_disk_gets_a_sentence(tmp_path):
+    """A mapped file would end the process."""
+    resource = pytest.importorskip("resource")
+    states, before = opened("disk", tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    states.set("c", 1, torch.ones(DIM))
+    (file,) = files(tmp_path)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, before[1]))
+    try:
+        with pytest.raises(OSError, match=rf"vectors cannot be kept in '{file}' \(File too large\): make room"):
+            states.set("c", 2, torch.ones(DIM))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert states.get("c", 1).eq(1).all()
+    states.close()
+    assert not files(tmp_path)
+
+
+def test_a_folder_that_is_gone_and_a_file_that_is_cut_get_a_sentence(tmp_path):
+    with pytest.raises(OSError, match=r"vectors cannot be kept in '.*gone' \(No such file or directory\)"):
+        opened("disk", tmp_path / "gone").set("c", 1, torch.ones(DIM))
+    states = opened("disk", tmp_path)
+    states.set("c", 1, torch.ones(DIM))
+    os.truncate(files(tmp_path)[0], 10)
+    with pytest.raises(OSError, match=r"vectors cannot be kept in .* \(ends before 'c' of client 1\)"):
+        states.get("c", 1)
+    states.close()
+
+
+def test_threads_do_not_mix_their_vectors(tmp_path):
+    states = opened("disk", tmp_path)
+
+    def work(client):
+        for value in range(50):
+            states.set("c", client, torch.full((DIM,), float(1000 * client + value)))
+            assert states.get("c", client).eq(1000 * client + value).all()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
 
 
 @both

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from lightning_fedstop.cohort import ScheduledCohort, UniformCohort, cohort_size
+from lightning_fedstop.cohort import ScheduledCohort, UniformCohort, cohort_size, deal
 
 
 def sample(cohort, round, num_clients, size):
@@ -69,3 +69,25 @@ def test_other_sizes_are_refused(value):
 def test_more_clients_than_there_are_are_refused():
     with pytest.raises(ValueError, match="at most the number of clients, 3, got 5"):
         cohort_size(5, 3)
+
+
+@pytest.mark.parametrize(
+    ("clients", "work", "ranks", "hands"),
+    [
+        ([0, 1, 2], [10, 90, 70], 1, [[1, 2, 0]]),
+        ([0, 1, 2], [10, 90, 70], 2, [[1], [2, 0]]),
+        ([0], [5], 3, [[0], [], []]),
+        ([], [5], 2, [[], []]),
+        ([0, 1, 2, 3], [5, 5, 5, 5], 2, [[0, 2], [1, 3]]),
+    ],
+)
+def test_deal(clients, work, ranks, hands):
+    assert deal(clients, work, ranks) == hands
+
+
+def test_deal_is_balanced_and_loses_nobody():
+    work = [(7 * i) % 50 + 1 for i in range(40)]
+    hands = deal(range(40), work, 4)
+    assert sorted(client for hand in hands for client in hand) == list(range(40))
+    loads = [sum(work[client] for client in hand) for hand in hands]
+    assert max(loads) - min(loads) <= max(work)

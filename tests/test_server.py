@@ -4,30 +4,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import nn
 
 from lightning_fedstop.cohort import Cohort, ScheduledCohort
-from lightning_fedstop.server import deal
 from tests.helpers import ToyData, ToyModule, fit, flat
-
-
-@pytest.mark.parametrize(
-    ("clients", "work", "ranks", "hands"),
-    [
-        ([0, 1, 2], [10, 90, 70], 1, [[1, 2, 0]]),
-        ([0, 1, 2], [10, 90, 70], 2, [[1], [2, 0]]),
-        ([0], [5], 3, [[0], [], []]),
-        ([], [5], 2, [[], []]),
-        ([0, 1, 2, 3], [5, 5, 5, 5], 2, [[0, 2], [1, 3]]),
-    ],
-)
-def test_deal(clients, work, ranks, hands):
-    assert deal(clients, work, ranks) == hands
-
-
-def test_deal_is_balanced_and_loses_nobody():
-    work = [(7 * i) % 50 + 1 for i in range(40)]
-    hands = deal(range(40), work, 4)
-    assert sorted(client for hand in hands for client in hand) == list(range(40))
-    loads = [sum(work[client] for client in hand) for hand in hands]
-    assert max(loads) - min(loads) <= max(work)
 
 
 class Recorder(Callback):

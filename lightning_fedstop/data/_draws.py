@@ -95,7 +95,17 @@ def lists_of(owner: IntArray, num_clients: int) -> list[IntArray]:
     """The samples of each client in ascending order; samples with owner -1 belong to nobody."""
     sizes = np.bincount(owner[owner >= 0], minlength=num_clients)
     order = np.argsort(owner, kind="stable")[np.count_nonzero(owner < 0) :].astype(np.int64)
-    return np.split(order, np.cumsum(sizes)[:-1])
+    return cut(order, sizes)
+
+
+def cut(order: IntArray, sizes: IntArray) -> list[IntArray]:
+    """Consecutive parts of the given sizes; ``np.split`` takes ten times as long for 100,000 of them.
+
+    >>> [part.tolist() for part in cut(np.array([3, 1, 2]), np.array([1, 0, 2]))]
+    [[3], [], [1, 2]]
+    """
+    ends = np.cumsum(sizes).tolist()
+    return [order[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
 def client_prior_draw(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _MANY_CLIENTS = 20
 _MANY_CLASSES = 12
 _FEW_COLUMNS = 60
+_MOST_COLUMNS = 1000
 _BLUE = "#2f6da8"
 
 
@@ -90,11 +91,16 @@ def partition_picture(
         raise ValueError(f"A picture is written as .png, .svg or .pdf, got '{path.name}'.")
     figure.suptitle(_title(partition).replace("): ", ")\n", 1), fontsize=9)
     sizes, order_name = partition.sizes, "client"
+    if names and len(partition) > _FEW_COLUMNS:
+        # Thin columns are read as areas: clients of one main class stand together, the largest first.
+        order = np.lexsort((-sizes, counts.argmax(1)))
+        sizes, counts, order_name = sizes[order], counts[order], "clients, ordered by main class and size"
+    if len(partition) > _MOST_COLUMNS:
+        # More than the picture has columns of pixels would only take time.
+        drawn = np.arange(_MOST_COLUMNS) * len(partition) // _MOST_COLUMNS
+        sizes, counts = sizes[drawn], counts[drawn]
+        order_name += f" ({_MOST_COLUMNS} of {len(partition)} are drawn)"
     if names:
-        if len(partition) > _FEW_COLUMNS:
-            # Thin columns are read as areas: clients of one main class stand together, the largest first.
-            order = np.lexsort((-sizes, counts.argmax(1)))
-            sizes, counts, order_name = sizes[order], counts[order], "clients, ordered by main class and size"
         top, below = figure.subplots(2, 1, sharex=True, height_ratios=[1.4, 0.6 + rows])
         _draw_classes(figure, below, counts, names)
     else:

@@ -3,16 +3,18 @@
 import math
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_warn
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from lightning_fedstop.data._checks import IntArray, label_vector
+from lightning_fedstop.data._decoded import DecodedArrays
 
 SPLITS = ("train", "val", "test")
 _UNREADABLE = (
@@ -36,18 +38,22 @@ class ImageArchive:
 
     Args:
         path: the file. Only its headers are read here; arrays are read when asked for, one at a time.
+        cache_dir: where images are kept decoded, from where other processes map the same memory; a folder is made
+            under it. ``None`` decodes them into this process's memory.
 
     Raises:
         FileNotFoundError: if there is no such file.
         ValueError: if it is unreadable, or an array is missing or has another shape.
-        TypeError: if the labels are no whole numbers.
+        TypeError: if the labels are no whole numbers, or ``cache_dir`` no path.
 
     Attributes:
         height, width, in_chans: of the images, the same in all splits.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, cache_dir: str | Path | None = None) -> None:
         self.path = Path(path)
+        folder = checked_cache_dir(cache_dir)
+        self._decoded = None if folder is None else DecodedArrays(self.path, folder)
         if not self.path.is_file():
             reason = ", which is a folder" if self.path.is_dir() else ""
             raise FileNotFoundError(
@@ -111,25 +117,55 @@ class ImageArchive:
         if not self.sizes[split]:
             return None
         labels = self.labels(split, num_classes)
-        images = np.ascontiguousarray(self._array(f"{split}_images"), dtype=np.uint8)
+        key = f"{split}_images"
+        mapped = self._mapped(key)
+        images = np.ascontiguousarray(self._array(key) if mapped is None else mapped, dtype=np.uint8)
         return images.reshape(len(images), self.height, self.width, self.in_chans), labels
 
     def _array(self, key: str) -> NDArray[Any]:
-        with self._reading(), np.load(self.path, allow_pickle=False) as file:
-            return np.asarray(file[key])
+        with self._reading(), zipfile.ZipFile(self.path) as archive, archive.open(f"{key}.npy") as file:
+            array = npy.read_array(file, allow_pickle=False)
+            file.read()  # to the end, where the checksum is compared
+            return np.asarray(array)
 
-    def check(self, num_classes: int) -> None:
+    def _mapped(self, key: str) -> NDArray[Any] | None:
+        """An array out of ``cache_dir``, or ``None`` without one and, with a warning, where it cannot be used."""
+        if self._decoded is None:
+            return None
+        with self._reading():
+            try:
+                return self._decoded[key]
+            except OSError as error:
+                reason = error.strerror or error
+                rank_zero_warn(
+                    f"`cache_dir='{self._decoded.cache_dir}'` cannot be used ({reason}): '{self.path}' is decoded into "
+                    "memory instead."
+                )
+                self._decoded = None
+                return None
+
+    def check(self, num_classes: int, soon: Collection[str] = ()) -> None:
         """Read every array to its end, so that a fault in one that is needed only later is found now.
+
+        What is whole in ``cache_dir`` counts as read.
+
+        Args:
+            num_classes: labels must be below it.
+            soon: splits whose images are read next in any case.
 
         Raises:
             ValueError: if an array is damaged or ends early, or a label is out of range.
         """
+        done = set() if self._decoded else {f"{split}_images.npy" for split in soon}
         for split in SPLITS:
             if self.sizes[split]:
                 self.labels(split, num_classes)
+                if self._mapped(f"{split}_images") is not None:
+                    done.add(f"{split}_images.npy")
         with self._reading(), zipfile.ZipFile(self.path) as archive:
-            if damaged := archive.testzip():
-                raise zipfile.BadZipFile(f"'{damaged}' is damaged")
+            for member in archive.infolist():
+                if member.filename not in done:
+                    _read_through(archive, member)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -142,6 +178,29 @@ class ImageArchive:
             raise ValueError(
                 f"'{self.path}' cannot be read as an image archive: truncated, damaged or no .npz file ({reason})."
             ) from error
+
+
+def checked_cache_dir(value: Any) -> Path | None:
+    """The folder that ``cache_dir`` names.
+
+    Raises:
+        TypeError: if it is no path.
+        ValueError: if it is empty.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, str | Path):
+        raise TypeError(f"`cache_dir` must be the path of a folder or None, got {value!r}.")
+    if not str(value).strip():
+        raise ValueError(f"`cache_dir` must be the path of a folder or None, got {str(value)!r}.")
+    return Path(value).expanduser()
+
+
+def _read_through(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
+    """Read a member to its end, where its checksum is compared."""
+    with archive.open(member) as file:
+        while file.read(2**20):
+            pass
 
 
 def _image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:

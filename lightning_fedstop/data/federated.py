@@ -77,7 +77,8 @@ class FederatedDataModule(LightningDataModule):
     @property
     def client_sizes(self) -> list[int]:
         """Samples per client, after ``setup("fit")``."""
-        return [int(size) for size in self.partition.sizes]
+        sizes: list[int] = self.partition.sizes.tolist()
+        return sizes
 
     def deal(self, labels: IntArray | None, num_samples: int) -> None:
         """Deal the training set, or load the partition at ``partition_path``.

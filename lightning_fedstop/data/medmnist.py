@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_fedstop.data._checks import IntArray, one_of
-from lightning_fedstop.data.archive import ImageArchive
+from lightning_fedstop.data.archive import ImageArchive, checked_cache_dir
 from lightning_fedstop.data.arrays import ArrayDataModule
 from lightning_fedstop.data.skew import Skew
 
@@ -33,6 +33,9 @@ class MedMNIST(ArrayDataModule):
         partition_path: a saved partition, used instead of a new draw.
         normalize_twice: scale pixels to 4u - 3 instead of 2u - 1, as the authors' released code does.
         eval_batch_size: batch size of the validation and test loaders.
+        cache_dir: a folder in which the images are kept decoded; all processes that name it map the same memory, such
+            as the runs of a sweep. It takes the images' uncompressed size on the disk and may be deleted when no
+            process uses it. By default each process decodes the file into memory of its own, and nothing is written.
 
     Raises:
         ValueError: if the set is unknown or cannot be served, or an argument is out of range.
@@ -57,6 +60,7 @@ class MedMNIST(ArrayDataModule):
         partition_path: str | Path | None = None,
         normalize_twice: bool = False,
         eval_batch_size: int = 256,
+        cache_dir: str | Path | None = None,
     ) -> None:
         self.dataset = str(dataset).lower()
         self.info = _checked_info(self.dataset)
@@ -75,6 +79,7 @@ class MedMNIST(ArrayDataModule):
         )
         self.save_hyperparameters()
         self.download = bool(download)
+        self.cache_dir = checked_cache_dir(cache_dir)
         self.root = Path("~/.medmnist" if root is None else root).expanduser()
         self._suffix = "" if size == 28 else f"_{size}"
         self._archive: ImageArchive | None = None
@@ -125,7 +130,7 @@ class MedMNIST(ArrayDataModule):
         """
         if self._archive is None:
             self._require_file()
-            archive = ImageArchive(self.file)
+            archive = ImageArchive(self.file, self.cache_dir)
             found, wanted = (archive.height, archive.width, archive.in_chans), (*[self.image_size] * 2, self.in_chans)
             if found != wanted:
                 raise ValueError(

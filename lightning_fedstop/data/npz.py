@@ -27,6 +27,9 @@ class NpzImages(ArrayDataModule):
         partition_path: a saved partition, used instead of a new draw.
         normalize_twice: scale pixels to 4u - 3 instead of 2u - 1, as the authors' released code does.
         eval_batch_size: batch size of the validation and test loaders.
+        cache_dir: a folder in which the images are kept decoded; all processes that name it map the same memory, such
+            as the runs of a sweep. It takes the images' uncompressed size on the disk and may be deleted when no
+            process uses it. By default each process decodes the file into memory of its own, and nothing is written.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -44,8 +47,9 @@ class NpzImages(ArrayDataModule):
         partition_path: str | Path | None = None,
         normalize_twice: bool = False,
         eval_batch_size: int = 256,
+        cache_dir: str | Path | None = None,
     ) -> None:
-        self.archive = ImageArchive(path)
+        self.archive = ImageArchive(path, cache_dir)
         super().__init__(
             _count_classes(self.archive) if num_classes is None else whole_number("num_classes", num_classes, 1),
             self.archive.in_chans,
@@ -67,7 +71,7 @@ class NpzImages(ArrayDataModule):
             ValueError: if an array is damaged or a label out of range.
         """
         if stage == "fit" and not self._splits:
-            self.archive.check(self.num_classes)
+            self.archive.check(self.num_classes, soon=("train", "val"))
         super().setup(stage)
 
     def read_split(self, split: str) -> tuple[NDArray[np.uint8], IntArray] | None:

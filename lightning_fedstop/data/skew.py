@@ -12,6 +12,7 @@ from lightning_fedstop.data._checks import IntArray, label_vector, one_of, posit
 from lightning_fedstop.data._draws import (
     by_class,
     client_prior_draw,
+    cut,
     dirichlet_logits,
     largest_remainder,
     legacy_generator,
@@ -110,7 +111,7 @@ class Iid(Skew):
         else:
             sizes[0] += n % num_clients
         order = legacy_generator(seed).permutation(n).astype(np.int64)
-        return np.split(order, np.cumsum(sizes)[:-1])
+        return cut(order, sizes)
 
 
 class DirichletSkew(Skew):
@@ -286,7 +287,7 @@ class QuantitySkew(Skew):
         order = rng.permutation(n).astype(np.int64)
         proportions = legacy_proportions(rng, self.concentration, num_clients, seed)
         sizes = self.min_samples + rng.multinomial(n - num_clients * self.min_samples, proportions)
-        return np.split(order, np.cumsum(sizes)[:-1])
+        return cut(order, sizes)
 
 
 def _count_classes(labels: IntArray) -> int:

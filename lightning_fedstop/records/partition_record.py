@@ -6,13 +6,14 @@ Reading imports neither torch nor Lightning nor NumPy, unless the partition has 
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lightning_fedstop.records.atomic import atomic_file
 
 PARTITION_FILE = "partition.json"
+_ROWS_AT_ONCE = 1000
 _DATA_CLASSES = ("Digits", "MedMNIST", "NpzImages")
 _SKEWS = ("DirichletSkew", "Iid", "PathologicalSkew", "QuantitySkew")
 
@@ -39,34 +40,45 @@ class PartitionCounts:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        whole = all(_is_count(n) for n in self.sizes) and all(_is_count(n) for row in self.counts for n in row)
-        if not self.sizes or not whole:
+        if not self.sizes or not _are_counts(self.sizes) or not all(map(_are_counts, self.counts)):
             raise ValueError("`sizes` and `counts` of a partition must be numbers of samples, for at least 1 client.")
         if self.counts and (
-            len(self.counts) != len(self.sizes)
-            or any(len(row) != len(self.class_names) for row in self.counts)
-            or any(sum(row) != size for row, size in zip(self.counts, self.sizes, strict=True))
+            list(map(sum, self.counts)) != self.sizes or set(map(len, self.counts)) != {len(self.class_names)}
         ):
             raise ValueError(
                 "The `counts` of a partition must be a row a client, a number a class, and add up to `sizes`."
             )
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+def _are_counts(values: list[int]) -> bool:
+    # No loop of Python's: there may be a million of them.
+    return set(map(type, values)) <= {int} and min(values, default=0) >= 0
 
 
 def partition_counts(datamodule: Any) -> PartitionCounts:
     """What a data module has dealt, after its ``setup("fit")``: classes where it knows them, else sizes alone."""
+    known, rows = _dealt(datamodule)
+    if not known:
+        return PartitionCounts(rows.tolist(), [], [])
+    return PartitionCounts(rows.sum(1).tolist(), rows.tolist(), **known)
+
+
+def _dealt(datamodule: Any) -> tuple[dict[str, Any], Any]:
+    """What is known besides the numbers, and the samples of each class at each client, shape ``(N, C)``.
+
+    Where the classes are unknown that is nothing, and the sizes, shape ``(N,)``.
+    """
     partition = getattr(datamodule, "_partition", None)
     labels = getattr(datamodule, "train_labels", None)
     if partition is None or labels is None or len(labels) == 0:
-        return PartitionCounts([int(size) for size in datamodule.client_sizes], [], [])
+        import numpy as np
+
+        return {}, np.asarray(datamodule.client_sizes, np.int64)
     count = getattr(datamodule, "num_classes", None) or int(labels.max()) + 1
     named = getattr(datamodule, "class_names", None) or ()
     names = [str(name) for name in named] if len(named) == count else [str(k) for k in range(count)]
-    counts = partition.class_counts(labels, count).tolist()
-    return PartitionCounts(partition.sizes.tolist(), counts, names, partition.skew, int(partition.seed))
+    known = {"class_names": names, "skew": partition.skew, "seed": int(partition.seed)}
+    return known, partition.class_counts(labels, count)
 
 
 def write_partition(folder: str | os.PathLike[str], datamodule: Any) -> None:
@@ -76,11 +88,14 @@ def write_partition(folder: str | os.PathLike[str], datamodule: Any) -> None:
         folder: the version folder.
         datamodule: after its ``setup("fit")``.
     """
-    content = asdict(partition_counts(datamodule))
-    if content["counts"]:
-        content.pop("sizes")
-    with atomic_file(Path(folder) / PARTITION_FILE) as temporary:
-        temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
+    known, rows = _dealt(datamodule)
+    with atomic_file(Path(folder) / PARTITION_FILE) as temporary, temporary.open("w", encoding="utf-8") as file:
+        # A part at a time: as Python objects the counts of 100,000 clients would take more memory than their data.
+        file.write('{"counts": [' if known else '{"sizes": [')
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            file.write(", " * (start > 0) + json.dumps(rows[start : start + _ROWS_AT_ONCE].tolist())[1:-1])
+        rest = known or {"counts": [], "class_names": [], "skew": "", "seed": None}
+        file.write("], " + json.dumps(rest)[1:] + "\n")
 
 
 def read_partition(folder: str | os.PathLike[str]) -> PartitionCounts | None:
@@ -95,7 +110,7 @@ def read_partition(folder: str | os.PathLike[str]) -> PartitionCounts | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         counts = content.get("counts", [])
-        sizes = content["sizes"] if "sizes" in content else [sum(row) for row in counts]
+        sizes = content["sizes"] if "sizes" in content else list(map(sum, counts))
         names = [str(name) for name in content.get("class_names", [])]
         return PartitionCounts(sizes, counts, names, str(content.get("skew", "")), content.get("seed"))
     except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
@@ -123,8 +138,10 @@ def deal_again(config: Mapping[str, Any]) -> PartitionCounts:
         _own(skew.get("class_path"), _SKEWS, "skew")
     if arguments.get("seed") is None and isinstance(config.get("seed_everything"), int):
         arguments["seed"] = config["seed_everything"]
+    # Nothing is downloaded, and nothing written.
     if "download" in arguments:
         arguments["download"] = False
+    arguments.pop("cache_dir", None)
 
     from lightning_fedstop import data
 

@@ -158,3 +158,16 @@ def test_real_images_under_the_official_name(shared_data, tmp_path):
     images, labels = next(iter(module.client_dataloader(0, torch.Generator())))
     assert images.shape == (14, 28, 28, 3)
     assert labels.shape == (14,)
+
+
+def test_decoded_images_are_kept_where_they_are_asked_for(put, tmp_path):
+    root, cache = put("bloodmnist"), tmp_path / "cache"
+    batches = []
+    for cache_dir in (None, cache, str(cache)):
+        module = MedMNIST("bloodmnist", size=28, root=root, num_clients=4, cache_dir=cache_dir)
+        module.setup("validate")
+        batches.append(next(iter(module.val_dataloader()))[0])
+        assert cache.exists() == (cache_dir is not None)
+    assert all(torch.equal(batches[0], other) for other in batches[1:])
+    with pytest.raises(TypeError, match="`cache_dir` must be the path of a folder"):
+        MedMNIST(cache_dir=3)

@@ -1,9 +1,11 @@
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from lightning_fedstop import Digits, DirichletSkew
+from lightning_fedstop.records import partition_record
 from lightning_fedstop.records.partition_record import (
     PartitionCounts,
     deal_again,
@@ -55,6 +57,9 @@ def test_no_file(tmp_path):
         json.dumps({"sizes": [2, 3], "counts": [[1], [3]], "class_names": ["a"]}),
         json.dumps({"sizes": [1.5]}),
         json.dumps({"sizes": [-1]}),
+        json.dumps({"sizes": [True]}),
+        json.dumps({"sizes": []}),
+        json.dumps({"counts": [[1, 2], [3]], "class_names": ["a", "b"]}),
     ],
 )
 def test_a_file_of_something_else(content, tmp_path):
@@ -82,6 +87,21 @@ def test_data_that_cannot_be_loaded_is_a_reason(tmp_path):
     made = config(data_class="NpzImages", path=str(tmp_path / "gone.npz"))
     with pytest.raises(ValueError, match=r"cannot be loaded here: .*gone\.npz"):
         deal_again(made)
+
+
+def test_nothing_is_written_where_a_run_kept_its_images(tmp_path):
+    np.savez(tmp_path / "a.npz", train_images=np.zeros((9, 4, 4), np.uint8), train_labels=np.arange(9) % 3)
+    given = {"path": str(tmp_path / "a.npz"), "cache_dir": str(tmp_path / "cache"), "num_clients": 3}
+    config = {"data": {"class_path": "NpzImages", "init_args": given}, "seed_everything": 0}
+    assert sum(deal_again(config).sizes) == 9
+    assert not (tmp_path / "cache").exists()
+
+
+def test_many_clients_are_written_in_parts(tmp_path, monkeypatch, digits):
+    monkeypatch.setattr(partition_record, "_ROWS_AT_ONCE", 7)
+    for data in (digits, SimpleNamespace(client_sizes=list(range(15)))):
+        write_partition(tmp_path, data)
+        assert read_partition(tmp_path) == partition_counts(data)
 
 
 def test_nothing_is_downloaded(tmp_path):

@@ -26,6 +26,7 @@ _SAME_TRAINING = (
     "trainer.num_nodes",
     "trainer.seed",
     "trainer.strategy",
+    "data.init_args.cache_dir",
     "data.init_args.download",
     "data.init_args.eval_batch_size",
     "data.init_args.partition_path",
