@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             with Paced("our_loop", work, options.threads, options.options) as ours:
                 for _ in range(options.rounds):
                     ours.round(counts=True)
-                peak = _peak(ours)
+                peak = ours.figures.peak * 1024
             partition = Partition.load(work.parent / "partition.npz")
             indices = (partition.indices.nbytes + partition.offsets.nbytes) / 2**20
             figures[clients] = {"peak_mib": peak, "indices_mib": indices, "beyond_mib": peak - indices}
@@ -50,15 +50,3 @@ def _write_images(path: Path, samples: int) -> Path:
     images = generator.integers(0, 256, (samples, 8, 8, 3), np.uint8)
     np.savez(path, train_images=images, train_labels=generator.integers(0, 8, samples).astype(np.uint8))
     return path
-
-
-def _peak(paced: Paced) -> float:
-    """Resident memory of a process at its highest, in MiB.
-
-    ``ru_maxrss``, which the process gives itself, starts from what its parent held when it was started.
-    """
-    try:
-        status = Path(f"/proc/{paced.process.pid}/status").read_text()
-    except OSError:
-        return paced.figures.peak * 1024
-    return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM"))
