@@ -67,13 +67,29 @@ def check_configs(args: list[str]) -> None:
     Raises:
         ValueError: naming the file and what it must hold.
     """
-    values = [b for a, b in pairwise(args) if a in ("-c", "--config")]
-    values += [arg.partition("=")[2] for arg in args if arg.startswith("--config=")]
-    for value in values:
+    for value in _config_values(args):
         if not value:
             raise ValueError("--config: needs the name of a file, as in `--config x.yaml`, got nothing.")
         if Path(value).is_file():
             _check(f"--config {value}", _read(value))
+
+
+def is_named(section: str, args: list[str]) -> bool:
+    """Whether the command line, or a file that it names, says anything of a section.
+
+    >>> is_named("model", ["fit", "--model.lr", "0.1"]), is_named("model", ["fit", "--trainer.max_rounds=3"])
+    (True, False)
+    """
+    contents = [_read(value) for value in _config_values(args) if Path(value).is_file()]
+    keys = {arg.lstrip("-").partition("=")[0].partition(".")[0] for arg in args if arg.startswith("--")}
+    # Below a command's name too: a file may hold several.
+    parts = [part for content in contents for part in (content, *content.values()) if isinstance(part, dict)]
+    return section in keys or any(section in part for part in parts)
+
+
+def _config_values(args: list[str]) -> list[str]:
+    values = [b for a, b in pairwise(args) if a in ("-c", "--config")]
+    return values + [arg.partition("=")[2] for arg in args if arg.startswith("--config=")]
 
 
 def _read(path: str) -> Any:

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any, NoReturn
 
 from jsonargparse import Namespace
@@ -13,7 +12,7 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from lightning_fedstop.__about__ import __version__
-from lightning_fedstop._cli_config import check_configs
+from lightning_fedstop._cli_config import check_configs, is_named
 from lightning_fedstop._cli_errors import explain
 from lightning_fedstop._cli_links import (
     DATA_LINKS,
@@ -96,6 +95,7 @@ class FedStopCLI(LightningCLI):
     """
 
     config: Namespace
+    model_is_named: bool
 
     def __init__(self, args: ArgsType = None, run: bool = True, **kwargs: Any) -> None:
         header = {"dump_header": [f"lightning-fedstop=={__version__}"]}
@@ -154,10 +154,12 @@ class FedStopCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse what was given, each class with its own defaults."""
         if isinstance(args, (dict, Namespace)):
+            self.model_is_named = any("model" in part for part in (args, *args.values()) if isinstance(part, dict))
             self.config = parser.parse_object(args)
             return
         given = list(sys.argv[1:] if args is None else args)
         check_configs(given)
+        self.model_is_named = is_named("model", given)
         # A class that replaces the default one inherits that one's defaults where the names agree, `lr` say. So look
         # first which classes are meant, and parse again with these as the default ones.
         self._use_defaults_of(parser.parse_args([arg for arg in given if not arg.startswith("--print_config")]))
@@ -174,22 +176,16 @@ class FedStopCLI(LightningCLI):
     def _parse_ckpt_path(self) -> None:
         """Take over the model's hyperparameters from the checkpoint where it says of which class they are.
 
-        Not to train on a class that the user has not chosen: that the checkpoint does not fit it is said on loading.
+        Not where a model to train on was named: what differs in the checkpoint is then named on loading, and refused.
         """
         command = self.config.get("subcommand")
+        if command == "fit" and self.model_is_named:
+            return
         ckpt_path = self.config.get(f"{command}.ckpt_path")
         if not (ckpt_path and os.path.isfile(ckpt_path)):
             return
-        saved = (read_checkpoint(ckpt_path).get("hyper_parameters") or {}).get("_class_path")
-        if saved and (command != "fit" or saved == self._chosen_model(command, default=saved)):
+        if (read_checkpoint(ckpt_path).get("hyper_parameters") or {}).get("_class_path"):
             super()._parse_ckpt_path()
-
-    def _chosen_model(self, command: str, default: str) -> str:
-        """The class path of the model, or ``default`` where it and all its arguments are those of the command line."""
-        model = self.config[command].model
-        model_class, arguments = resolve_name(model.class_path), model.get("init_args") or {}
-        is_chosen = any(is_given(model.class_path, name, value) for name, value in arguments.items())
-        return default if model_class is ImageClassifier and not is_chosen else _path_of(model_class)
 
     def _add_instantiators(self) -> None:
         self.errors = ErrorKeeper(self)

@@ -29,6 +29,12 @@ OTHER_COMMANDS = {
     "doctor": ("lightning_fedstop._cli_doctor:main", "say whether this machine can train, and with what"),
 }
 
+# What is left of a command that was interrupted.
+KEPT = {
+    "fit": "; finished rounds are kept, and `--ckpt_path last` goes on from there",
+    "paper": "; the same command goes on from the last checkpoints",
+}
+
 
 def main(args: list[str] | None = None) -> None:
     """Run one ``fedstop`` command.
@@ -76,14 +82,17 @@ def _load(path: str) -> Callable[[list[str]], Any]:
 
 def _guarded(path: str, argv: list[str], prog: str, debug: bool) -> None:
     """Run a command; turn an error in what the user gave into one sentence and exit code 2."""
+    command = prog.rpartition(" ")[2]
     try:
         _load(path)(argv)
     except KeyboardInterrupt as error:
         if debug:
             _print_traceback(error)
-        sys.stderr.write(f"{prog}: interrupted; finished rounds are kept, and `--ckpt_path last` goes on from there.\n")
+        sys.stderr.write(f"{prog}: interrupted{KEPT.get(command, '')}.\n")
         raise SystemExit(130) from error
     except SystemExit as error:
+        if hasattr(error, "signum") and command != "fit":  # where the loop has said it
+            sys.stderr.write(f"{prog}: terminated{KEPT.get(command, '')}.\n")
         if debug and error.__cause__ is not None:
             _print_traceback(error.__cause__)
         raise

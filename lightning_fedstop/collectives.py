@@ -1,6 +1,11 @@
-"""What the processes of a run tell each other: sums, lists, and why one of them has failed."""
+"""What the processes of a run tell each other: sums, lists, why one of them has failed, and that it has gone."""
 
+import os
+import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -9,6 +14,52 @@ from torch import Tensor
 
 _FAILURE_KEY = "lightning_fedstop/failure"
 _SECONDS_TO_WAIT = 3.0
+_PARENT = "LIGHTNING_FEDSTOP_PARENT"
+_SECONDS_BETWEEN_LOOKS = 1.0
+_SECONDS_TO_END = 5.0
+
+
+def launch(fabric: Fabric) -> None:
+    """Start the other processes where there are to be several, and let all meet."""
+    is_first = os.environ.get("LOCAL_RANK", "0") == "0"
+    if is_first:
+        os.environ[_PARENT] = str(os.getpid())  # which the others inherit
+    try:
+        with watched_parent():
+            fabric.launch()
+    finally:
+        if is_first:
+            del os.environ[_PARENT]
+
+
+@contextmanager
+def watched_parent() -> Iterator[None]:
+    """Within the block, end this process if the one that started it, the first of the run, has gone.
+
+    One that was killed can tell nobody. The others would train on for nothing, or wait for it for torch's half an hour.
+    It has no effect where something else starts the processes, such as SLURM or ``torchrun``, which end them all.
+    """
+    parent = os.environ.get(_PARENT)
+    if parent is None or os.environ.get("LOCAL_RANK", "0") == "0" or os.name != "posix":
+        yield
+        return
+    over = threading.Event()
+    threading.Thread(target=_watch, args=(int(parent), over), daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _watch(parent: int, over: threading.Event) -> None:
+    while os.getppid() == parent:
+        if over.wait(_SECONDS_BETWEEN_LOOKS):
+            return
+    # Where it waits for the first process it learns of the end by itself, and can end in good order.
+    if not over.wait(_SECONDS_TO_END):
+        sys.stderr.write(f"Process {os.getpid()} ends: process {parent}, which started it, has gone.\n")
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def reduce(fabric: Fabric, tensor: Tensor, op: str) -> Tensor:

@@ -16,7 +16,7 @@ from lightning_fedstop.arguments import check_callbacks, check_federation, check
 from lightning_fedstop.backends import ClientBackend, client_threads, make_trainer
 from lightning_fedstop.client_state import ClientStates
 from lightning_fedstop.cohort import Cohort
-from lightning_fedstop.collectives import shared_failure
+from lightning_fedstop.collectives import launch, shared_failure, watched_parent
 from lightning_fedstop.evaluating import Evaluating
 from lightning_fedstop.hooks import Hooks
 from lightning_fedstop.methods import FederatedMethod
@@ -95,7 +95,7 @@ class Lifecycle(Evaluating):
         self._began = time.perf_counter()
         module = check_module(model, trains=fn == TrainerFn.FITTING)
         if not self.fabric._launched:
-            self.fabric.launch()
+            launch(self.fabric)
         self._enter(fn, stage)
         self.lightning_module = self.module = module
         self.datamodule = datamodule
@@ -107,7 +107,7 @@ class Lifecycle(Evaluating):
         self.callback_metrics, self.progress_bar_metrics = {}, {}
         self._start_row({})
         try:
-            with self.signals:
+            with self.signals, watched_parent():
                 self._loaded = self._read(ckpt_path)
                 self._setup(name)
                 yield

@@ -1,9 +1,11 @@
 """What makes a run the run it is: settings that must not change between its parts."""
 
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from lightning_fedstop.cohort import cohort_size
 from lightning_fedstop.solver import LocalSolver
 
 RUN_ARGUMENTS = (
@@ -21,23 +23,50 @@ OTHER_ARGUMENTS = ("max_rounds", "min_rounds", "on_nonfinite", "check_val_every_
 
 Settings = dict[str, Any]
 
+SOLVER_KEYS = ("optimizer", "lr_scheduler")
+# How a partition came about: its digest says whether it is the same.
+_DEALING = re.compile(r"data\.(\w+\.)*?(num_clients|skew|seed|partition_path)\b")
+# Where data lies and how it is read, which another machine may well do otherwise.
+_READING = re.compile(
+    r"data\.(\w+\.)*?(\w+_)?(root|dir|path|folder|file|download|cache|workers|pin|persistent|prefetch|verbose)(_\w+)?$"
+    r"|data\.(\w+\.)*?(eval|val|test|predict)_batch_size$"
+)
+# How the model computes what it computes.
+_COMPUTING = re.compile(r"model\.(compile|channels_last|matmul_layers)$")
+_LONGEST = 60
 
-def run_settings(loop: Any, solver: LocalSolver) -> Settings:
-    """The settings of a run by key: numbers, text and ``None`` only.
+
+def run_settings(loop: Any, solver: LocalSolver | None = None) -> Settings:
+    """The settings of a run by key: numbers, text, ``None`` and lists of them.
 
     Args:
-        loop: the loop, with its module and data.
-        solver: the module's optimizer, before a checkpoint's rates are loaded into it.
+        loop: the loop, with its module and data, after the data's ``setup``.
+        solver: the module's optimizer, before a checkpoint's rates are loaded into it; left out by default.
     """
     found: Settings = {f"trainer.{name}": _plain(getattr(loop, name, None)) for name in RUN_ARGUMENTS}
     found["trainer.precision"] = str(loop.fabric.strategy.precision.precision)
+    found["trainer.clients_per_round"] = cohort_size(loop.clients_per_round, len(loop.datamodule.client_sizes))
     for name in ("method", "cohort"):
         part = getattr(loop, name)
         found[f"trainer.{name}"] = type(part).__name__
         found |= {f"trainer.{name}.{key}": value for key, value in _arguments(part)}
-    found |= {f"model.{key}": value for key, value in _flat(dict(loop.module.hparams))}
+    for name, part in _owners(loop):
+        found[name] = type(part).__name__
+        found |= {f"{name}.{key}": value for key, value in _flat(dict(getattr(part, "hparams", {})))}
     found["data.batch_size"] = _plain(getattr(loop.datamodule, "batch_size", None))
-    found["optimizer"] = type(solver.optimizer).__name__
+    return found if solver is None else found | _solver_settings(solver)
+
+
+def _owners(loop: Any) -> Iterator[tuple[str, Any]]:
+    yield "model", loop.module
+    yield "data", loop.datamodule
+    # A data module of the user's that is dealt to clients.
+    if (wrapped := getattr(loop.datamodule, "datamodule", None)) is not None:
+        yield "data.datamodule", wrapped
+
+
+def _solver_settings(solver: LocalSolver) -> Settings:
+    found: Settings = {"optimizer": type(solver.optimizer).__name__}
     for number, group in enumerate(solver.optimizer.param_groups):
         options = {key: value for key, value in group.items() if key != "params"}
         where = "optimizer" if len(solver.optimizer.param_groups) == 1 else f"optimizer.group_{number}"
@@ -50,14 +79,47 @@ def run_settings(loop: Any, solver: LocalSolver) -> Settings:
     return found
 
 
+def run_differences(then: Mapping[str, Any], now: Mapping[str, Any], same_partition: bool) -> list[str]:
+    """What of the settings makes it another run, in words.
+
+    Args:
+        then: the settings in the checkpoint.
+        now: the present ones, perhaps without those of the optimizer, which are not compared then.
+        same_partition: whether each client is known to have the same samples, however that came about.
+    """
+    with_solver = any(key in now for key in SOLVER_KEYS)
+    kept = [
+        {
+            key: value
+            for key, value in settings.items()
+            if not (_READING.match(key) or _COMPUTING.match(key) or (same_partition and _DEALING.match(key)))
+            and (with_solver or key.partition(".")[0] not in SOLVER_KEYS)
+        }
+        for settings in (then, now)
+    ]
+    return differences(*kept)
+
+
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs, in words.
+    """What differs, in words: of a class that is another one, not its arguments too.
 
     >>> differences({"model.lr": 0.1, "trainer.local_epochs": 5}, {"model.lr": 0.01, "trainer.local_epochs": 5})
     ['model.lr was 0.1 and is 0.01']
+    >>> differences({"optimizer": "SGD", "optimizer.lr": 0.1}, {"optimizer": "Adam", "optimizer.lr": 0.01})
+    ["optimizer was 'SGD' and is 'Adam'"]
     """
     keys = [key for key in {**then, **now} if then.get(key) != now.get(key)]
-    return [f"{key} was {then.get(key)!r} and is {now.get(key)!r}" for key in keys]
+    if any(re.match(r"optimizer\.(.*\.)?lr$", key) for key in keys):
+        # What a scheduler derives from the rate.
+        keys = [key for key in keys if not key.endswith((".initial_lr", ".base_lrs"))]
+    classes = tuple(f"{key}." for key in keys if isinstance(then.get(key, now.get(key)), str))
+    named = [key for key in keys if not key.startswith(classes)]
+    return [f"{key} was {_shown(then.get(key))} and is {_shown(now.get(key))}" for key in named]
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
 def _arguments(part: object) -> Iterator[tuple[str, Any]]:
@@ -68,15 +130,23 @@ def _arguments(part: object) -> Iterator[tuple[str, Any]]:
 
 def _flat(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
-        if isinstance(value, Mapping):
+        if str(key).startswith("_"):
+            continue  # how the command line built it
+        if isinstance(value, Mapping) and "class_path" in value:
+            # As the command line has it.
+            yield f"{prefix}{key}", str(value["class_path"]).rpartition(".")[2]
+            yield from _flat(value.get("init_args") or {}, f"{prefix}{key}.")
+        elif isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}.")
-        elif _is_plain(value) or (isinstance(value, list | tuple) and all(map(_is_plain, value))):
+        elif _is_plain(value):
             yield f"{prefix}{key}", _plain(value)
 
 
 def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
     return value is None or isinstance(value, bool | int | float | str)
 
 
 def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value

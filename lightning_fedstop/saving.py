@@ -1,6 +1,7 @@
 """Checkpoints: what a run needs to be continued, written and read back."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fedstop import checkpoint as checkpoints
+from lightning_fedstop.client_state import SPILL_PREFIX
 from lightning_fedstop.methods import FederatedMethod
 from lightning_fedstop.parameters import FlatParameters
 from lightning_fedstop.recording import Recording
 from lightning_fedstop.records.lock import refuse_live
-from lightning_fedstop.resuming import OTHER_ARGUMENTS, Settings, differences
+from lightning_fedstop.resuming import OTHER_ARGUMENTS, Settings, differences, run_differences, run_settings
 from lightning_fedstop.seeding import resolve_seed
 from lightning_fedstop.server import OnNonfinite
 from lightning_fedstop.state_file import StateFile, read_states
@@ -176,7 +178,13 @@ class Saving(Recording):
         if loaded is None:
             return
         self.module.on_load_checkpoint(loaded)
-        checkpoints.load_weights(self.module, loaded, self.ckpt_path or "")
+        try:
+            checkpoints.load_weights(self.module, loaded, self.ckpt_path or "")
+        except ValueError:
+            if self.state.fn == TrainerFn.FITTING:
+                # The settings say why, where they differ; the optimizer's are not known yet.
+                self._refuse_changes(loaded[checkpoints.FEDERATED_KEY], run_settings(self))
+            raise
         if self.state.fn == TrainerFn.FITTING:
             for callback in self.callbacks:
                 callback.on_load_checkpoint(self, self.module, loaded)  # type: ignore[arg-type]
@@ -204,7 +212,15 @@ class Saving(Recording):
         if self.record is not None and state["log_dir"] is not None:
             last, row = self.current_epoch, None if self.pending else self.row
             self.record.continue_from(state["log_dir"], row, last)
+        self._clear_away(Path(self.ckpt_path or "").resolve().parents[1])
         rank_zero_info(f"Resumed after round {self.global_step} from {self.ckpt_path}.")
+
+    def _clear_away(self, folder: Path) -> None:
+        """Delete what a killed run had spilled to disk for itself alone: all that is needed is in its checkpoint."""
+        if self.is_global_zero and folder.is_relative_to(Path(self.default_root_dir).resolve()):
+            for path in folder.glob(f"{SPILL_PREFIX}*"):
+                with suppress(OSError):
+                    path.unlink()
 
     def _check_fits(self, state: dict[str, Any]) -> None:
         """Refuse the state of a run that this one would not continue.
@@ -215,13 +231,7 @@ class Saving(Recording):
         path, server = self.ckpt_path, self.server
         if missing := [key for key in _ENTRIES if key not in state]:
             raise ValueError(f"{path!r} was written by another version of this package: it has no {missing[0]!r}.")
-        if changed := differences(state.get("settings", self._settings), self._settings):
-            raise ValueError(
-                f"{path!r} comes from another run ({'; '.join(changed)}): resume with the same settings, or start anew."
-            )
-        now = {name: getattr(self, name, None) for name in OTHER_ARGUMENTS}
-        if changed := differences(state.get("other_settings", now), now):
-            rank_zero_info(f"Resumed with other settings: {'; '.join(changed)}.")
+        self._refuse_changes(state, self._settings)
         if state["num_clients"] != server.num_clients:
             raise ValueError(
                 f"{path!r} comes from a federation of {state['num_clients']} clients, this one has"
@@ -236,8 +246,25 @@ class Saving(Recording):
             )
         if state["round"] > self.max_rounds and not self.fast_dev_run:
             raise ValueError(f"`max_rounds` must be at least {state['round']}, as in {path!r}, got {self.max_rounds}.")
+        now = {name: getattr(self, name, None) for name in OTHER_ARGUMENTS}
+        if changed := differences(state.get("other_settings", now), now):
+            rank_zero_info(f"Resumed with other settings: {'; '.join(changed)}.")
 
     def _has_stopped(self, callback: EarlyStopping) -> bool:
         """Whether the run ended by this callback: a ``Trainer`` would train one more epoch before it stops again."""
         exhausted = callback.wait_count >= callback.patience
         return not self.pending and exhausted and callback.stopped_epoch == self.current_epoch - 1
+
+    def _refuse_changes(self, state: dict[str, Any], settings: Settings) -> None:
+        """Refuse settings that make it another run.
+
+        Raises:
+            ValueError: naming them all.
+        """
+        partition = self._partition_digest()
+        same_partition = partition is not None and state.get("partition") == partition
+        if changed := run_differences(state.get("settings", settings), settings, same_partition):
+            raise ValueError(
+                f"{self.ckpt_path!r} comes from another run ({'; '.join(changed)}): resume with the same settings, or"
+                " start anew."
+            )

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
-"""Ctrl-C; what ``kill``, container runtimes and SLURM's pre-emption send; what ``sbatch --signal=USR1`` asks for."""
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name))
+"""Ctrl-C; what ``kill``, container runtimes and SLURM's pre-emption send; what ``sbatch --signal=USR1`` asks for; a
+terminal that was closed, unless ``nohup`` ignores it."""
 
 
 class Terminated(SystemExit):

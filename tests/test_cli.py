@@ -98,7 +98,7 @@ def test_training_goes_on_with_the_model_that_was_chosen(root, capsys):
     main(["fit", *TINY, "--trainer.max_rounds", "1"])
     path = str(next(root.rglob("*.ckpt")))
     other = ["--config", str(CONF / "classifier.yaml")]
-    assert "holds another model than ImageClassifier" in refusal(capsys, "fit", *TINY, *other, "--ckpt_path", path)
+    assert "(model was 'Linear' and is 'ImageClassifier')" in refusal(capsys, "fit", *TINY, *other, "--ckpt_path", path)
     without_model = yaml.safe_load((CONF / "tiny.yaml").read_text())
     del without_model["model"]
     (root / "x.yaml").write_text(yaml.safe_dump(without_model))

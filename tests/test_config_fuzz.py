@@ -3,16 +3,20 @@
 import copy
 import os
 import random
+import shutil
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lightning_fedstop.cli import main
+from lightning_fedstop.loop import FederatedLoop
 from tests.cli_tools import ROOT
 
-QUICKSTART = yaml.safe_load((ROOT / "configs/quickstart.yaml").read_text())
+CONFIGS = ROOT / "configs"
+QUICKSTART = yaml.safe_load((CONFIGS / "quickstart.yaml").read_text())
 VALUES = [
     None,
     True,
@@ -90,26 +94,69 @@ def outcome(capsys, args):
     return 0, capsys.readouterr()
 
 
-def check(capsys, text, *more):
-    code, said = outcome(capsys, ["fit", "--config", "x.yaml", *more])
+def check_said(code, said, text):
     assert code in (0, 2), text
     assert "Traceback" not in said.err
     if code == 2:
         lines = [line for line in said.err.splitlines() if line.startswith("fedstop")]
         assert len(lines) == 1, (text, said.err)
-        assert lines[0].startswith("fedstop fit: error: ")
-        assert lines[0].endswith((".", "?", "!")), lines[0]
+        assert lines[0].startswith("fedstop fit: error: "), (text, lines[0])
+        assert lines[0].endswith((".", "?", "!")), (text, lines[0])
+
+
+def check(capsys, text, *more):
+    check_said(*outcome(capsys, ["fit", "--config", "x.yaml", *more]), text)
 
 
 @pytest.fixture(autouse=True)
 def root(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+def names(folder):
+    return sorted(path.relative_to(CONFIGS).as_posix() for path in (CONFIGS / folder).glob("*.yaml"))
+
+
+SETS = ["bloodmnist.yaml", "dermamnist.yaml", "pathmnist.yaml"]
+
+
+def composed(draw):
+    """Shipped configurations that go together, as a user composes them."""
+    if draw.random() < 0.4:
+        first = draw.choice(["quickstart.yaml", *SETS])
+        overlays = [draw.choice(names(folder)) for folder in ("method", "skew", "accelerator")]
+        return [first, *draw.sample(overlays, draw.randrange(3))]
+    form = draw.choice(["method", "released_code"])
+    method = draw.choice([name for name in names(f"paper/{form}") if "form" not in name])
+    chosen = ["paper/base.yaml", draw.choice(names("paper/data")), draw.choice(names("paper/skew")), method]
+    chosen += ["paper/released_code/form.yaml"] * (form == "released_code")
+    scale = "tiny" if "digits" in chosen[1] else draw.choice(["tiny", "small", None])
+    return chosen + [f"paper/scale/{scale}.yaml"] * (scale is not None)
+
+
+def mutated(root, draw, times):
+    """Writes such configurations with changes in some of them; gives the arguments and what was written."""
+    chosen = composed(draw)
+    contents = [yaml.safe_load((CONFIGS / name).read_text()) for name in chosen]
+    for _ in range(times):
+        config = draw.choice(contents)
+        paths = [path for path in places(config) if path[-1] != ""]
+        if paths:
+            draw.choice([drop, misspell, retype, nest, move])(config, draw.choice(paths), draw)
+    text, args = str(chosen), []
+    for number, content in enumerate(contents):
+        written = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+        (root / f"x{number}.yaml").write_text(written, encoding="utf-8")
+        text += f"\n--- {chosen[number]}\n{written}"
+        args += ["--config", f"x{number}.yaml"]
+    return chosen, args, text
 
 
 TIMES = int(os.environ.get("FUZZ_TIMES", "1"))  # for a longer hunt
 allowed = settings(
-    max_examples=20 * TIMES,
+    max_examples=16 * TIMES,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     derandomize=True,
@@ -117,19 +164,61 @@ allowed = settings(
 
 
 @allowed
-@given(seed=st.integers(0, 2**32), times=st.integers(1, 3))
-def test_mutations_of_the_quickstart(root, capsys, seed, times):
-    draw, config = random.Random(seed), copy.deepcopy(QUICKSTART)
-    for _ in range(times):
-        paths = [path for path in places(config) if path[-1] != ""]
-        if paths:
-            draw.choice([drop, misspell, retype, nest, move])(config, draw.choice(paths), draw)
-    text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
-    (root / "x.yaml").write_text(text, encoding="utf-8")
-    check(capsys, text, "--print_config")
+@given(seed=st.integers(0, 2**32), times=st.integers(0, 3))
+def test_mutations_of_all_that_is_shipped(root, capsys, seed, times):
+    _, args, text = mutated(root, random.Random(seed), times)
+    before = sorted(root.iterdir())
+    check_said(*(told := outcome(capsys, ["fit", *args, "--print_config"])), text)
+    assert times or told[0] == 0, text
+    assert sorted(root.iterdir()) == before
 
 
-@settings(allowed, max_examples=12 * TIMES)
+class Started(Exception):
+    """Everything was accepted, and the first round would begin."""
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory):
+    """Files in the layout of MedMNIST's, small ones."""
+    folder, draw = tmp_path_factory.mktemp("medmnist"), np.random.default_rng(0)
+    for name, classes in (("bloodmnist", 8), ("dermamnist", 7), ("pathmnist", 9)):
+        for size, suffix in ((28, ""), (64, "_64")):
+            arrays = {}
+            for split, count in (("train", 400), ("val", 20), ("test", 20)):
+                arrays[f"{split}_images"] = draw.integers(0, 256, (count, size, size, 3), dtype=np.uint8)
+                arrays[f"{split}_labels"] = np.arange(count, dtype=np.uint8)[:, None] % classes
+            np.savez(folder / f"{name}{suffix}.npz", **arrays)
+    return folder
+
+
+@settings(allowed, max_examples=10 * TIMES)
+@given(seed=st.integers(0, 2**32), times=st.integers(0, 2))
+def test_mutations_of_all_that_is_shipped_as_far_as_the_first_round(root, archives, capsys, seed, times):
+    """A fit that starts, or a sentence and nothing left behind. Nothing is fetched, and the network is a small one."""
+    chosen, args, text = mutated(root, random.Random(seed), times)
+    last = ["--model.pretrained=false", "--model.backbone=test_vit", "--trainer.enable_progress_bar=false"]
+    if not {"quickstart.yaml", "paper/data/digits.yaml"}.intersection(chosen):
+        last += [f"--data.root={archives}", "--data.download=false", "--data.num_clients=12"]
+    before = sorted(root.iterdir())
+
+    def start(loop):
+        raise Started
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FederatedLoop, "_run_rounds", start)
+        try:
+            told = outcome(capsys, ["fit", *args, *last])
+        except Started:
+            for path in set(root.iterdir()) - set(before):
+                shutil.rmtree(path)
+            return
+    check_said(*told, text)
+    assert told[0] == 2, text
+    assert times or "accelerator" in told[1].err, (text, told[1].err)
+    assert sorted(root.iterdir()) == before, text
+
+
+@settings(allowed, max_examples=8 * TIMES)
 @given(text=st.text(st.characters(codec="utf-8"), max_size=40) | st.binary(max_size=40))
 def test_anything_as_a_file(root, capsys, text):
     (root / "x.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -148,7 +237,7 @@ KEYS = [
 ]
 
 
-@settings(allowed, max_examples=12 * TIMES)
+@settings(allowed, max_examples=8 * TIMES)
 @given(
     key=st.sampled_from([*KEYS, *(f"{key}.class_path" for key in KEYS), *(f"{key}.init_args" for key in KEYS)]),
     value=st.sampled_from(

@@ -14,25 +14,24 @@ import pytest
 
 from lightning_fedstop.checkpoint import find_last, read_checkpoint
 from lightning_fedstop.records.run_record import read_rounds
-from tests.kill_script import ROUNDS
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
 ROOT = Path(__file__).resolve().parents[1]
-KILLS = 20
+KILLS = int(os.environ.get("KILLS", "20"))  # more of them for a longer hunt
 TIMES = {"seconds_train", "seconds_idle", "seconds_eval", "seconds_criterion"}
 
 
 class Runner:
-    """Starts fits under one root, and kills them."""
+    """Starts fits, one after the other."""
 
-    def __init__(self, root):
+    def __init__(self):
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        command = [sys.executable, "-W", "ignore", "-m", "tests.kill_script", str(root)]
+        command = [sys.executable, "-W", "ignore", "-m", "tests.kill_script"]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
         self.process = subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
 
-    def start(self):
-        self.process.stdin.write("fit\n")
+    def start(self, *arguments):
+        self.process.stdin.write(" ".join(map(str, arguments)) + "\n")
         self.process.stdin.flush()
         return int(self.process.stdout.readline())
 
@@ -51,19 +50,27 @@ def left(root):
     return json.loads((folder / "summary.json").read_text())["parameters_hash"], rows
 
 
-def test_killed_at_random_moments_and_resumed(tmp_path):
-    whole = Runner(tmp_path / "whole")
+@pytest.fixture(scope="module")
+def runner():
+    runner = Runner()
+    yield runner
+    runner.close()
+
+
+@pytest.mark.parametrize(
+    ("storage", "rounds", "kills", "pace"), [("memory", 40, KILLS, 2), ("disk", 12, KILLS // 2, 1)]
+)
+def test_killed_at_random_moments_and_resumed(tmp_path, runner, storage, rounds, kills, pace):
+    """``pace``: the longest time between two kills, in even shares of the run's; 1 is in quick succession."""
     began = time.monotonic()
-    whole.start()
-    assert whole.end() == 0
+    runner.start(tmp_path / "whole", rounds, storage)
+    assert runner.end() == 0
     duration = time.monotonic() - began
-    whole.close()
 
     root, moments, before, killed = tmp_path / "killed", random.Random(0), 0, 0
-    runner = Runner(root)
-    for _ in range(KILLS):
-        child = runner.start()
-        time.sleep(moments.uniform(0, 2 * duration / KILLS))
+    for _ in range(kills):
+        child = runner.start(root, rounds, storage)
+        time.sleep(moments.uniform(0, pace * duration / kills))
         with suppress(ProcessLookupError):  # it may have ended by itself
             os.kill(child, signal.SIGKILL)
         killed += runner.end() == signal.SIGKILL
@@ -73,11 +80,10 @@ def test_killed_at_random_moments_and_resumed(tmp_path):
             continue
         assert state["round"] >= before  # the last finished round is never lost
         before = state["round"]
-    runner.start()
+    runner.start(root, rounds, storage)
     assert runner.end() == 0
-    runner.close()
 
     assert killed
     parameters, rows = left(root)
-    assert [int(row["round"]) for row in rows] == list(range(1, ROUNDS + 1))
+    assert [int(row["round"]) for row in rows] == list(range(1, rounds + 1))
     assert (parameters, rows) == left(tmp_path / "whole")

@@ -1,8 +1,11 @@
 """Two processes on the CPU against one."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -84,3 +87,27 @@ def test_one_process_that_fails_ends_all_with_its_message(tmp_path, rank, hook):
         assert "The run ended because process 1 failed: ValueError: no luck on 1" in done.stderr
     last = tmp_path / "lightning_logs" / "version_0" / "checkpoints" / "last.ckpt"
     assert torch.load(last, weights_only=True)["federated"]["round"] == 1
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there is no SIGKILL")
+@pytest.mark.parametrize("when", ["in a launch", "in a round"])
+def test_when_the_first_process_is_killed_the_other_does_not_wait_for_it(tmp_path, when):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-W", "ignore", "-m", "tests.gone_script", str(tmp_path), when]
+    done = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+    second = tmp_path / "second"
+    while not second.exists():
+        assert done.poll() is None
+        time.sleep(0.05)
+    began = time.monotonic()
+    assert done.wait(timeout=60) == -signal.SIGKILL
+    said = done.stderr.read()  # until the second has closed it too, which is its end
+    assert time.monotonic() - began < 60  # it would have taken 120, or half an hour
+    number = int(second.read_text())
+    assert f"Process {number} ends: process {done.pid}, which started it, has gone." in said
+    done.stderr.close()
+    with suppress(ProcessLookupError):
+        while time.monotonic() - began < 70:  # nobody may be there to reap it at once
+            os.kill(number, 0)
+            time.sleep(0.1)
+        raise AssertionError("it is still there")

@@ -5,8 +5,9 @@ import logging
 import pytest
 import torch
 
+from lightning_fedstop.cohort import ScheduledCohort
 from lightning_fedstop.methods import FedProx
-from lightning_fedstop.resuming import differences
+from lightning_fedstop.resuming import differences, run_differences
 from tests.helpers import Deep, ToyData, ToyModule, fit
 
 
@@ -33,10 +34,12 @@ CHANGES = {
     "trainer.weighting was 'uniform' and is 'samples'": {"weighting": "samples"},
     "trainer.limit_train_batches was None and is 1": {"limit_train_batches": 1},
     "trainer.method.mu was 0.5 and is 0.1": {"method": FedProx(0.1)},
+    "trainer.clients_per_round was 2 and is 3": {"clients_per_round": 3},
     "data.batch_size was 4 and is 8": {"data": ToyData(batch_size=8)},
-    "optimizer.lr was 0.02 and is 0.01": {"module": Slower()},
-    "lr_scheduler.gamma was 0.7 and is 0.6": {"module": Steeper()},
-    "optimizer was 'Adam' and is 'SGD'": {"module": Another()},
+    "model was 'Deep' and is 'Slower'": {"module": Slower()},
+    "; optimizer.lr was 0.02 and is 0.01)": {"module": Slower()},
+    "; lr_scheduler.gamma was 0.7 and is 0.6)": {"module": Steeper()},
+    "; optimizer was 'Adam' and is 'SGD'; lr_scheduler was 'ExponentialLR' and is None)": {"module": Another()},
 }
 
 
@@ -66,3 +69,49 @@ def test_what_may_change_is_named_and_goes_on(tmp_path, caplog):
 def test_settings_that_came_or_went_differ():
     assert differences({"a": 1}, {"b": None, "a": 1}) == []
     assert differences({"a": 1}, {"b": 2}) == ["a was 1 and is None", "b was None and is 2"]
+
+
+def test_a_schedule_of_clients_counts(tmp_path):
+    fit(tmp_path, cohort=ScheduledCohort([[0, 1], [2, 3]]))
+    with pytest.raises(ValueError, match=r"trainer.cohort.schedule was \[\[0, 1\], \[2, 3\]\] and is \[\[0, 1\]\]"):
+        fit(tmp_path, cohort=ScheduledCohort([[0, 1]]), max_rounds=4, ckpt_path="last")
+
+
+def test_a_class_that_is_another_one_is_named_without_its_arguments():
+    then = {"lr_scheduler": "StepLR", "lr_scheduler.step_size": 3, "lr_scheduler_x": 1}
+    assert differences(then, {}) == ["lr_scheduler was 'StepLR' and is None", "lr_scheduler_x was 1 and is None"]
+
+
+def test_long_values_are_shortened():
+    (said,) = differences({"a": [0] * 500}, {"a": [1] * 500})
+    assert len(said) < 150
+
+
+def test_rates_that_a_scheduler_derives_are_not_named_beside_the_rate():
+    then = {"optimizer.group_0.lr": 1, "optimizer.group_0.initial_lr": 1, "lr_scheduler.base_lrs": [1]}
+    assert differences(then, dict.fromkeys(then, 2)) == ["optimizer.group_0.lr was 1 and is 2"]
+    assert len(differences(then, then | {"lr_scheduler.base_lrs": [2]})) == 1
+
+
+READING = [
+    "data.root",
+    "data.data_dir",
+    "data.download",
+    "data.datamodule.num_workers",
+    "data.eval_batch_size",
+    "data.val_batch_size",
+    "data.cache_dir",
+    "data.cache",
+    "data.pin_memory",
+    "data.datamodule.persistent_workers",
+    "data.prefetch_factor",
+    "data.partition_path",
+]
+DEALING = ["data.num_clients", "data.seed", "data.skew", "data.skew.concentration"]
+NEITHER = ["data.size", "data.batch_size", "data.normalize_twice", "data.datamodule.val_split", "model.root"]
+
+
+@pytest.mark.parametrize("key", [*READING, *DEALING, *NEITHER])
+def test_how_data_is_read_may_change_and_how_it_was_dealt_where_the_partition_is_known(key):
+    refused = [bool(run_differences({key: 1}, {key: 2}, same_partition)) for same_partition in (True, False)]
+    assert refused == [key in NEITHER, key not in READING]

@@ -193,7 +193,7 @@ def test_hyperparameters_that_are_objects_are_left_out_with_a_warning(tmp_path):
         ({"data": ToyData([4, 4])}, ValueError, "a federation of 5 clients, this one has 2"),
         ({"data": dealt("other")}, ValueError, "comes from another partition"),
         ({"max_rounds": 2}, ValueError, "`max_rounds` must be at least 3, as in .*, got 2"),
-        ({"module": Deep()}, ValueError, "holds another model than Deep"),
+        ({"module": Deep()}, ValueError, r"comes from another run .model was 'ToyModule' and is 'Deep'."),
         ({"module": without_bias()}, ValueError, "10 trainable parameters, this one has 8"),
         ({"ckpt_path": "nowhere.ckpt"}, FileNotFoundError, "There is no checkpoint at 'nowhere.ckpt'"),
     ],
@@ -250,3 +250,12 @@ def test_a_rule_that_only_observes_is_not_the_reason(tmp_path):
     loop, _ = fit(tmp_path, observer, stopper, max_rounds=20)
     assert observer.stop_round < stopper.stop_round == loop.current_epoch
     assert loop.summary["stop_reason"] == stopper.stopping_reason_message != observer.stopping_reason_message
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_what_a_killed_run_has_spilled_is_cleared_away_within_the_root(tmp_path, inside):
+    loop, _ = fit(tmp_path / "runs")
+    left = tmp_path / "runs/lightning_logs/version_0/.client_states.abc"
+    left.touch()
+    fit(tmp_path / ("runs" if inside else "others"), max_rounds=4, ckpt_path=loop.summary["checkpoint"])
+    assert left.exists() is not inside

@@ -43,6 +43,10 @@ def config_files(run: Run) -> list[str]:
     return [f"{name}.yaml" for name in names]
 
 
+CACHE_FOLDER = "decoded"
+"""Under the root of all runs: the images, decoded once for all of them."""
+
+
 def fit_arguments(
     run: Run,
     root: str | os.PathLike[str],
@@ -54,7 +58,7 @@ def fit_arguments(
 
     Args:
         run: which one.
-        root: the folder of all runs; each has a folder of its own there.
+        root: the folder of all runs; each has a folder of its own there, and all share one for the decoded images.
         data_dir: the folder of MedMNIST's files, from which nothing is downloaded; by default they are downloaded once
             to where the ``medmnist`` package keeps them.
         extra: further arguments of ``fedstop fit``.
@@ -68,8 +72,10 @@ def fit_arguments(
     if run.log_phi is not None:
         arguments += [f"--trainer.method.{PHI[run.method]}", power(run.log_phi)]
     arguments += ["--model.lr", power(run.log_lr), "--seed_everything", str(run.seed)]
-    if data_dir is not None and run.scale != "tiny":
-        arguments += ["--data.root", os.fspath(data_dir), "--data.download", "false"]
+    if run.scale != "tiny":
+        arguments += ["--data.cache_dir", os.fspath(Path(root) / CACHE_FOLDER)]
+        if data_dir is not None:
+            arguments += ["--data.root", os.fspath(data_dir), "--data.download", "false"]
     arguments += ["--trainer.default_root_dir", os.fspath(Path(root) / run.name), *extra]
     return [*arguments, "--ckpt_path", "last"] if resume else arguments
 

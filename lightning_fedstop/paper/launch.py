@@ -1,15 +1,16 @@
 """Runs several runs at once, each in a process of its own."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
+
+from lightning_fedstop.signals import SignalGuard
 
 COMMAND = [sys.executable, "-m", "lightning_fedstop"]
 LOG_FILE = "output.txt"
@@ -57,15 +58,17 @@ def run_jobs(
         The names of those that failed.
 
     Raises:
-        KeyboardInterrupt: after Ctrl-C or a termination signal, when all processes have ended.
+        KeyboardInterrupt: after Ctrl-C, when all processes have ended.
+        Terminated: after another signal that ends a process, likewise.
     """
     waiting, running, failed, ended = list(jobs), list[_Child](), list[str](), 0
-    with _termination_as_interrupt():
+    with SignalGuard() as signals:
         try:
             while waiting or running:
                 while waiting and len(running) < at_once:
                     slot = next(slot for slot in range(at_once) if slot not in [child.slot for child in running])
-                    running.append(_start(waiting.pop(0), slot, at_once, devices))
+                    with signals.shielded():  # a process that has been started is one that is ended
+                        running.append(_start(waiting.pop(0), slot, at_once, devices))
                 time.sleep(0.05)
                 for child in [child for child in running if child.process.poll() is not None]:
                     running.remove(child)
@@ -115,29 +118,21 @@ def _start(job: Job, slot: int, at_once: int, devices: Sequence[str]) -> _Child:
 
 
 def _end(children: Sequence[_Child]) -> None:
-    """Interrupt the processes, which keep their finished rounds, and end those that do not listen."""
+    """Terminate the processes, which keep their finished rounds, and kill those that do not listen.
+
+    Not by SIGINT: what a script has started in the background ignores it, and so does all that it starts.
+    """
     for child in children:
         if child.process.poll() is None:
-            child.process.send_signal(signal.SIGINT if os.name == "posix" else signal.SIGTERM)
+            child.process.terminate()
     deadline = time.monotonic() + SECONDS_TO_END
-    for child in children:
-        try:
-            child.process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.process.kill()
-            child.process.wait()
-        child.output.close()
-
-
-@contextmanager
-def _termination_as_interrupt() -> Iterator[None]:
-    """Let a termination signal end the processes too; only the main thread may handle signals."""
     try:
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    except ValueError:
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        for child in children:
+            with suppress(subprocess.TimeoutExpired):
+                child.process.wait(max(0.0, deadline - time.monotonic()))
+    finally:  # also when the user does not want to wait
+        for child in children:
+            if child.process.poll() is None:
+                child.process.kill()
+                child.process.wait()
+            child.output.close()

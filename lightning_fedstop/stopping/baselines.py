@@ -4,7 +4,7 @@ import lightning.pytorch as pl
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lightning_fedstop.stopping.callback import CriterionCallback, is_dry_run
-from lightning_fedstop.stopping.validation import Mode, ValidationCriterion
+from lightning_fedstop.stopping.validation import Mode, ValidationCriterion, ValidationDecision
 
 _BETTER_LARGE = ("acc", "accuracy", "f1", "auroc", "auc", "precision", "recall", "score")
 _BETTER_SMALL = ("loss", "error", "mse", "mae", "nll", "perplexity")
@@ -92,8 +92,11 @@ class ValidationEarlyStopping(CriterionCallback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """A run that was stopped before its checkpoint was written trains nothing more when resumed."""
-        if self._is_resumed:
-            self._stay_stopped(trainer)
+        if self._ancestor is not None and not self._is_resumed:
+            self._inherit(trainer)
+        elif trainer.ckpt_path is not None and not self._is_resumed:
+            self._say_anew(trainer)
+        self._stay_stopped(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Decide on the figure of this evaluation."""
@@ -106,16 +109,29 @@ class ValidationEarlyStopping(CriterionCallback):
                     f"{', '.join(sorted(trainer.callback_metrics)) or 'no metrics'}."
                 )
             value = float(trainer.callback_metrics[self.monitor])
-            decision = self.criterion.update(100 * value if self.percent else value)
-            unit = " %" if self.percent else ""
-            message = (
+            decision = self._decide((value,))
+            self._history.append(trainer.current_epoch, value)
+            self._act(trainer, trainer.current_epoch, decision, self._explain(decision))
+
+    @property
+    def _observes(self) -> str:
+        return self.monitor
+
+    def _decide(self, observation: tuple[float, ...]) -> ValidationDecision:
+        (value,) = observation
+        return self.criterion.update(100 * value if self.percent else value)
+
+    def _explain(self, decision: ValidationDecision) -> str:
+        unit = " %" if self.percent else ""
+        if decision.should_stop:
+            return (
                 f"{self.monitor} has not improved on {decision.best:.4g}{unit} by more than "
                 f"{self.criterion.threshold:g}{unit} for {decision.count} evaluations in a row."
-                if decision.should_stop
-                else f"{self.monitor} {decision.value:.4g}{unit}, best {decision.best:.4g}{unit}, not improved "
-                f"{decision.count} of {self.criterion.patience}."
             )
-            self._act(trainer, trainer.current_epoch, decision, message)
+        return (
+            f"{self.monitor} {decision.value:.4g}{unit}, best {decision.best:.4g}{unit}, not improved "
+            f"{decision.count} of {self.criterion.patience}."
+        )
 
 
 def _mode_of(monitor: str) -> Mode:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ from lightning_utilities.core.rank_zero import rank_prefixed_message, rank_zero_
 
 from lightning_fedstop.stopping.arguments import require_count, require_flag
 from lightning_fedstop.stopping.decision import Criterion, StopDecision, StoppingReason
+from lightning_fedstop.stopping.history import History
 
 # Below Lightning's own logger, whose handler and level it shares: the line on a stop is seen as the Trainer's own are.
 log = logging.getLogger("lightning.pytorch.fedstop")
@@ -21,7 +22,9 @@ class CriterionCallback(pl.Callback):
 
     A subclass hands its criterion what it looks at, logs with :meth:`_log`, and passes the decision to :meth:`_act`.
     What the record of a stop is, that it is one decision for all ranks, that it is kept when training goes on, and
-    that a second ``fit`` starts clean is settled here.
+    that a second ``fit`` starts clean is settled here. So is what a rule does in a run that had another one, or the
+    same with other arguments, until its checkpoint was written: where that one has looked at the same figures, the
+    rule decides on them anew and counts on.
 
     Args:
         criterion: The criterion.
@@ -72,6 +75,21 @@ class CriterionCallback(pl.Callback):
         self._is_resumed = False
         self.seconds = 0.0
         self._last_epoch = -1  # the last one checked
+        self._history = History()
+        self._ancestor: Mapping[str, Any] | None = None  # the state that is taken over, of a rule with other arguments
+
+    @property
+    def _observes(self) -> str:
+        """What the history holds: a rule can take over that of another one that has looked at the same."""
+        raise NotImplementedError
+
+    def _decide(self, observation: tuple[float, ...]) -> StopDecision:
+        """The criterion's word on a row of the history."""
+        raise NotImplementedError
+
+    def _explain(self, decision: Any) -> str:
+        """A decision in a sentence."""
+        raise NotImplementedError
 
     @property
     def stopped(self) -> bool:
@@ -87,6 +105,54 @@ class CriterionCallback(pl.Callback):
             alike = [callback for callback in getattr(trainer, "callbacks", []) if type(callback) is type(self)]
             place = alike.index(self) + 1 if self in alike else 1
             self._log_name = self.log_prefix if place == 1 else f"{self.log_prefix}_{place}"
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Look for the state of a rule like this one with other arguments, where its own is not in the checkpoint."""
+        states = checkpoint.get("callbacks") or {}
+        if not self._keeps_its_state and self.state_key not in states:
+            self._look_through([state for state in states.values() if isinstance(state, Mapping)])
+
+    def _look_through(self, states: list[Mapping[str, Any]]) -> None:
+        alike = [state for state in states if state.get("observes") == self._observes]
+        self._ancestor = max(alike, key=lambda state: len(state["history"]), default=None)
+
+    def _inherit(self, trainer: pl.Trainer) -> None:
+        """Decide anew on what the ancestor has seen; what is past stays, so only its last row can stop the fit."""
+        assert self._ancestor is not None
+        period = self.check_every_n_epochs
+        rows = [row for row in History.of(self._ancestor["history"]) if (int(row[0]) + 1) % period == 0]
+        if period % self._ancestor["check_every_n_epochs"]:
+            rows = []  # it has not seen all epochs that this rule looks at
+        first: StopDecision | None = None
+        for epoch, *observation in rows:
+            decision = self._decide(tuple(observation))
+            self._history.append(int(epoch), *observation)
+            self._last_epoch, self.wait_count = int(epoch), decision.count
+            meets = decision.should_stop and _may_stop(trainer, int(epoch))
+            first = first or (decision if meets else None)
+            if meets and not self.stopped and (self.observe_only or epoch == rows[-1][0]):
+                self._record_stop(trainer, int(epoch), decision, True, self._explain(decision))
+        self._is_resumed = True
+        name = type(self).__name__
+        if not self._history:
+            self._say_anew(trainer)
+        elif first is not None and not self.stopped:
+            self._print(
+                trainer,
+                f"{name} would have stopped the run at check {first.round} already; it goes on, since the rule is met "
+                f"no longer, with a count of {self.wait_count}.",
+            )
+        elif first is None:
+            self._print(trainer, f"{name} counts on from {self.wait_count}, after the checks in {trainer.ckpt_path}.")
+
+    def _say_anew(self, trainer: pl.Trainer) -> None:
+        self._print(
+            trainer,
+            f"{type(self).__name__} counts from here on: {trainer.ckpt_path} does not hold what it looks at of the "
+            "epochs before.",
+        )
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """A state may be loaded by hand again."""
@@ -141,8 +207,9 @@ class CriterionCallback(pl.Callback):
         """A run that was stopped before its checkpoint was written trains nothing more when resumed."""
         if self.stopped and not self.observe_only:
             trainer.should_stop = True
+            was = "was already stopped in" if self._ancestor is None else "is stopped by these arguments in its last"
             rank_zero_warn(
-                f"The run in the checkpoint was already stopped in epoch {self.stopped_epoch} "
+                f"The run in the checkpoint {was} epoch {self.stopped_epoch} "
                 f"({self.stopping_reason.value}), so nothing more is trained. To train on, resume without this "
                 f"{type(self).__name__}, or with other arguments."
             )
@@ -162,6 +229,9 @@ class CriterionCallback(pl.Callback):
             "stop_round": self.stop_round,
             "stopping_reason": self.stopping_reason.value,
             "stopping_reason_message": self.stopping_reason_message,
+            "observes": self._observes,
+            "check_every_n_epochs": self.check_every_n_epochs,
+            "history": self._history.state(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -175,6 +245,8 @@ class CriterionCallback(pl.Callback):
         self.stop_round = state_dict["stop_round"]
         self.stopping_reason = StoppingReason(state_dict["stopping_reason"])
         self.stopping_reason_message = state_dict["stopping_reason_message"]
+        if "history" in state_dict:
+            self._history = History.of(state_dict["history"])
         self._is_resumed = True
 
 

@@ -1,11 +1,13 @@
 """The callback that stops a federation when its clients' local task vectors have come to a consensus."""
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fedstop.stopping.arguments import require_choice
@@ -70,6 +72,7 @@ class ConsensusEarlyStopping(CriterionCallback):
     def _reset(self) -> None:
         super()._reset()
         self._theta_0: Tensor | None = None
+        self._start: dict[str, Tensor] | None = None  # theta_0 as another rule has it
         self._local: list[Tensor] = []
 
     @property
@@ -97,10 +100,20 @@ class ConsensusEarlyStopping(CriterionCallback):
         """Take the starting weights, or count on from those of the checkpoint."""
         if is_dry_run(trainer):
             return
-        if self._is_resumed and self._theta_0 is not None:
-            self._stay_stopped(trainer)
-        else:
+        if self._theta_0 is None and self._start is not None:
+            self._theta_0 = _selected(self._start, pl_module)
+        if self._theta_0 is None:
+            if trainer.ckpt_path is not None:
+                rank_zero_warn(
+                    f"{trainer.ckpt_path} holds no weights that the run began with: the clients' task vectors are "
+                    "measured from those it holds."
+                )
             self._theta_0 = _flat(pl_module)
+        if self._ancestor is not None and not self._is_resumed:
+            self._inherit(trainer)
+        elif trainer.ckpt_path is not None and not self._is_resumed:
+            self._say_anew(trainer)
+        self._stay_stopped(trainer)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin a round."""
@@ -128,7 +141,8 @@ class ConsensusEarlyStopping(CriterionCallback):
             if figures is None:
                 return
             shift, mean_norm, dispersion = figures
-            decision = self.criterion.update((shift if self.shift == "mean_vector" else mean_norm, dispersion))
+            decision = self._decide(figures)
+            self._history.append(trainer.current_epoch, *figures)
             self._act(trainer, trainer.current_epoch, decision, self._explain(decision))
         self._log(
             pl_module,
@@ -140,6 +154,22 @@ class ConsensusEarlyStopping(CriterionCallback):
                 "wait_count": decision.count,
             },
         )
+
+    @property
+    def _observes(self) -> str:
+        return "consensus"
+
+    def _decide(self, observation: tuple[float, ...]) -> ConsensusDecision:
+        shift, mean_norm, dispersion = observation
+        return self.criterion.update((shift if self.shift == "mean_vector" else mean_norm, dispersion))
+
+    def _look_through(self, states: list[Mapping[str, Any]]) -> None:
+        super()._look_through(states)
+        if self._ancestor is not None:
+            self._theta_0 = self._ancestor["theta_0"]
+        for state in states:
+            if state.get("observes") == "distance" and (start := state["criterion"]["start"]) is not None:
+                self._start = dict(zip(state["parameter_names"], start, strict=True))
 
     def _explain(self, decision: ConsensusDecision) -> str:
         if decision.reason is StoppingReason.DIVERGED:
@@ -164,6 +194,15 @@ class ConsensusEarlyStopping(CriterionCallback):
         super().load_state_dict(state_dict)
         if not self._keeps_its_state:
             self._theta_0 = state_dict["theta_0"]
+
+
+def _selected(start: dict[str, Tensor], module: pl.LightningModule) -> Tensor | None:
+    """The starting weights as :func:`_flat` has them; None if there is a trainable parameter whose start is unknown."""
+    names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+    if any(name not in start for name in names):
+        return None
+    vector = torch.cat([start[name].flatten() for name in names])
+    return vector.to(torch.promote_types(vector.dtype, torch.float32))
 
 
 def _flat(module: pl.LightningModule) -> Tensor:

@@ -2,20 +2,19 @@
 
 import math
 import os
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import lightning.pytorch as pl
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from lightning_fedstop.stopping.arguments import require_choice, require_flag
 from lightning_fedstop.stopping.average import SaturationAverage
 from lightning_fedstop.stopping.callback import CriterionCallback, is_dry_run
 from lightning_fedstop.stopping.criterion import Decision, StoppingReason, TaskVectorCriterion, Variant
-
-_SHARDING_STRATEGIES = {"FSDPStrategy", "ModelParallelStrategy", "XLAFSDPStrategy"}
+from lightning_fedstop.stopping.sharding import refuse_sharding, refuse_shards
 
 
 class TaskVectorEarlyStopping(CriterionCallback):
@@ -35,6 +34,8 @@ class TaskVectorEarlyStopping(CriterionCallback):
     - Its state, the starting weights included, is part of every checkpoint. Resumed with ``ckpt_path``, it counts on
       as if the run had not been interrupted, even where the checkpoint was written before the epoch was checked (at
       the end of validation, say). A run that was already stopped trains nothing more. Every other ``fit`` starts clean.
+    - Resumed with other arguments, or in a ``FederatedLoop`` where there was no rule before, it takes over the starting
+      weights and counts anew on the distances of all checks so far. Met at the last of them, it stops at once.
     - Parameters that are unfrozen in the course of a fit are watched from then on, those frozen again remain so: the
       distance is that of all parameters ever trainable in this fit.
     - Strategies that shard parameters (FSDP, model parallel, DeepSpeed's stage 3) are refused.
@@ -121,6 +122,13 @@ class TaskVectorEarlyStopping(CriterionCallback):
         self._has_warned = False
 
     @property
+    def _observes(self) -> str:
+        return "distance"
+
+    def _decide(self, observation: tuple[float, ...]) -> Decision:
+        return self.criterion.update_distance(*observation)
+
+    @property
     def state_key(self) -> str:
         """States are told apart by the arguments that a decision depends on."""
         return self._generate_state_key(
@@ -137,13 +145,20 @@ class TaskVectorEarlyStopping(CriterionCallback):
         """Start clean for a fit, and refuse what cannot work before anything is trained."""
         super().setup(trainer, pl_module, stage)
         if stage == "fit":
-            _refuse_sharding(trainer)
+            refuse_sharding(trainer)
+
+    def _look_through(self, states: list[Mapping[str, Any]]) -> None:
+        super()._look_through([state for state in states if state.get("criterion", {}).get("start") is not None])
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take the starting weights, or count on from those of the checkpoint."""
         if is_dry_run(trainer):
             return
-        _refuse_shards(pl_module)
+        refuse_shards(pl_module)
+        if self._ancestor is not None and not self._is_resumed:
+            self._names = list(self._ancestor["parameter_names"])
+            self.criterion.start(self._ancestor["criterion"]["start"])
+            self._inherit(trainer)
         if self._is_resumed and self.criterion.theta_0 is not None:
             self._watched(pl_module)
             self._catch_up(trainer, pl_module)
@@ -151,7 +166,8 @@ class TaskVectorEarlyStopping(CriterionCallback):
             return
         if trainer.ckpt_path is not None and not self._is_resumed:
             rank_zero_warn(
-                f"{trainer.ckpt_path} holds no state of {self.state_key}: distances are measured from its weights."
+                f"{trainer.ckpt_path} holds no weights that the run began with: distances are measured from those it "
+                "holds."
             )
         self._names = [name for name, parameter in pl_module.named_parameters() if parameter.requires_grad]
         if not self._names:
@@ -184,6 +200,7 @@ class TaskVectorEarlyStopping(CriterionCallback):
 
     def _check(self, trainer: pl.Trainer, pl_module: pl.LightningModule, epoch: int) -> Decision:
         decision = self.criterion.update(self._watched(pl_module))
+        self._history.append(epoch, decision.distance)
         was_stopped = self.stopped
         if self.saturation_average is not None and not was_stopped:
             self.saturation_average.update(pl_module, decision.count)
@@ -268,30 +285,3 @@ def _save_average(
     with average.held_by(pl_module):
         trainer.save_checkpoint(path, weights_only=True)
     return path
-
-
-def _refuse_sharding(trainer: pl.Trainer) -> None:
-    strategy = trainer.strategy
-    # By name, because Trainer, Fabric and `pytorch_lightning` have a class each.
-    names = {cls.__name__ for cls in type(strategy).__mro__}
-    if names & _SHARDING_STRATEGIES or getattr(strategy, "zero_stage_3", False):
-        raise _sharded(type(strategy).__name__)
-
-
-def _refuse_shards(pl_module: pl.LightningModule) -> None:
-    for name, parameter in pl_module.named_parameters():
-        if is_lazy(parameter):
-            raise MisconfigurationException(
-                f"`TaskVectorEarlyStopping` copies the starting weights, but {name} has no shape yet; "
-                "run one batch through lazy layers before the fit."
-            )
-        # DTensor (FSDP2, tensor parallel) and DeepSpeed's partitioned parameters
-        if hasattr(parameter, "full_tensor") or hasattr(parameter, "ds_id"):
-            raise _sharded(f"the owner of {name}")
-
-
-def _sharded(owner: str) -> MisconfigurationException:
-    return MisconfigurationException(
-        f"`TaskVectorEarlyStopping` needs whole parameters, but {owner} keeps a shard of them in each process; "
-        "use `strategy='auto'` or `'ddp'`."
-    )

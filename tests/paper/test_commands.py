@@ -107,6 +107,13 @@ def test_with_a_data_folder_nothing_is_downloaded(parsed):
     assert "--data.root" not in fit_arguments(Run("bloodmnist", "FedAvg", "dirichlet", 0.1, scale="tiny"), "runs", "x")
 
 
+def test_the_runs_share_decoded_images_under_their_root(parsed):
+    for run in (Run("bloodmnist", "FedAvg", "dirichlet", 0.1), Run("bloodmnist", "FedAvg", "quantity", 1.0, seed=1)):
+        assert str(parsed(run).data.init_args.cache_dir) == "runs/decoded"
+    assert parsed(run, extra=["--data.cache_dir", "null"]).data.init_args.cache_dir is None
+    assert "--data.cache_dir" not in fit_arguments(Run("bloodmnist", "FedAvg", "dirichlet", 0.1, scale="tiny"), "runs")
+
+
 def test_the_users_arguments_come_last_but_for_the_checkpoint(parsed):
     run = Run("bloodmnist", "FedAvg", "dirichlet", 0.1)
     arguments = fit_arguments(run, "runs", extra=["--model.lr", "0.5"], resume=True)

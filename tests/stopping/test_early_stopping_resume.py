@@ -99,7 +99,7 @@ def test_a_learning_rate_finder_restores_the_start_of_the_fit(recwarn):
         module.lr = 0.1
         finder = LearningRateFinder(num_training_steps=3, update_attr=False)
         assert fit(callback, finder, module=module) == uninterrupted()
-    assert not any("holds no state" in str(warning.message) for warning in recwarn)
+    assert not any("holds no weights" in str(warning.message) for warning in recwarn)
 
 
 def test_the_first_epoch_of_a_later_fit_is_counted_once(tmp_path):
@@ -168,12 +168,69 @@ def test_two_resume_side_by_side(tmp_path):
     assert (other.wait_count, other.stopped_epoch) == (second.wait_count, second.stopped_epoch)
 
 
-def test_a_checkpoint_without_its_state_is_said(tmp_path):
-    path = saved_by(tmp_path, "at the end of the training epoch")[2]
+def test_a_checkpoint_without_the_start_is_said(tmp_path):
+    trainer(ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1), max_epochs=3).fit(Regression())
     callback = TaskVectorEarlyStopping(0.5, 2)
-    with pytest.warns(UserWarning, match="holds no state of TaskVectorEarlyStopping.*measured from its weights"):
-        fit(callback, ckpt_path=path, max_epochs=4)
+    with pytest.warns(UserWarning, match=r"epoch=2.ckpt holds no weights that the run began with: distances are meas"):
+        fit(callback, ckpt_path=tmp_path / "epoch=2.ckpt", max_epochs=4)
     assert callback.criterion.round == 1
+
+
+OTHERS = {
+    "threshold": {"threshold": 0.02},
+    "patience": {"patience": 5},
+    "variant": {"variant": "released_code"},
+    "min_rounds": {"min_rounds": 12},
+    "check_finite": {"check_finite": False},
+    "every second epoch": {"check_every_n_epochs": 2},
+    "observe_only": {"observe_only": True},
+}
+
+
+@pytest.mark.parametrize("saving", ["at the end of the training epoch", "at the end of validation"])
+@pytest.mark.parametrize("other", OTHERS)
+def test_with_other_arguments_it_decides_as_if_it_had_had_them_from_the_start(tmp_path, other, saving):
+    """From a checkpoint of any epoch before the stop, whether or not that epoch had been checked yet."""
+    rule = RULE | OTHERS[other]
+    paths = saved_by(tmp_path, saving, max_epochs=8)
+    whole = fit(TaskVectorEarlyStopping(**rule), max_epochs=14)
+    for path in (paths[0], paths[4]):
+        assert fit(TaskVectorEarlyStopping(**rule), ckpt_path=path, max_epochs=14) == whole, path.name
+
+
+def test_a_rule_that_is_met_at_the_end_of_the_checkpoint_trains_nothing(tmp_path):
+    path = saved_by(tmp_path, "at the end of the training epoch")[-1]
+    epochs = uninterrupted()["epochs"]
+    with pytest.warns(UserWarning, match=rf"is stopped by these arguments in its last epoch {epochs - 1} \(saturated"):
+        resumed = fit(TaskVectorEarlyStopping(0.06, 2), ckpt_path=path)
+    assert resumed["epochs"] == epochs
+    assert resumed["start"] == uninterrupted()["start"]
+
+
+def test_a_rule_that_was_met_once_and_is_no_longer_goes_on_and_says_so(tmp_path, caplog):
+    class Restart(Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            if trainer.current_epoch == 6:
+                with torch.no_grad():
+                    for parameter in pl_module.parameters():
+                        parameter.mul_(3)
+
+    fit(TaskVectorEarlyStopping(1e-9), Restart(), ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1), max_epochs=7)
+    callback = TaskVectorEarlyStopping(0.5, 4)
+    with caplog.at_level("INFO"):
+        assert fit(callback, ckpt_path=tmp_path / "epoch=6.ckpt", max_epochs=8)["epochs"] == 8
+    assert "would have stopped the run at check 6 already; it goes on" in caplog.text
+    assert callback.wait_count < 4
+
+
+def test_distances_that_the_checkpoint_lacks_are_said(tmp_path, caplog):
+    rule = {"threshold": 1e-9, "check_every_n_epochs": 2}
+    whole = fit(TaskVectorEarlyStopping(**rule), ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1), max_epochs=6)
+    with caplog.at_level("INFO"):
+        resumed = fit(TaskVectorEarlyStopping(1e-9), ckpt_path=tmp_path / "epoch=3.ckpt", max_epochs=6)
+    assert "TaskVectorEarlyStopping counts from here on: " in caplog.text
+    # The checkpoint's own epoch, and the two that follow.
+    assert (resumed["round"], resumed["start"], resumed["distance"]) == (3, whole["start"], whole["distance"])
 
 
 def test_the_state_loads_with_weights_only(tmp_path):
