@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 Key = tuple[str, int]
+SPILL_PREFIX = ".client_states."
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -222,7 +223,7 @@ class _Disk:
         try:
             with self._lock:
                 if self._file is None:
-                    descriptor, path = tempfile.mkstemp(prefix=".client_states.", dir=self.folder)
+                    descriptor, path = tempfile.mkstemp(prefix=SPILL_PREFIX, dir=self.folder)
                     self.path, self._file = Path(path), os.fdopen(descriptor, "r+b")
                 self._file.seek(self._slots[key] * self.dim * self.dtype.itemsize)
                 yield self._file

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedstop.client_state import DTYPES, Key
 
+IntArray = NDArray[np.int64]
 _TYPES = {**DTYPES, "float64": torch.float64, "float16": torch.float16}
 
 
@@ -28,7 +30,9 @@ class StateFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._slots: dict[Key, tuple[int, int]] = {}  # slot and CRC-32 of its bytes
+        # By name: shape (clients seen,), the slot of each client's vector or -1, and the CRC-32 of its bytes. Arrays,
+        # since with 100,000 clients a dictionary would take seconds of every round to write down.
+        self._places: dict[str, IntArray] = {}
         self._free: list[int] = []
         self._replaced: list[int] = []
         self._count = 0
@@ -51,18 +55,29 @@ class StateFile:
                     self._count = max(self._count, slot + 1)
                     file.seek(slot * len(content))
                     file.write(content)
-                    if key in self._slots:
-                        self._replaced.append(self._slots[key][0])
-                    self._slots[key] = slot, zlib.crc32(content)
+                    place = self._place(*key)
+                    if place[0] >= 0:
+                        self._replaced.append(int(place[0]))
+                    place[:] = slot, zlib.crc32(content)
                     self._dim, self._dtype = vector.numel(), str(vector.dtype).removeprefix("torch.")
                 file.flush()
                 os.fsync(file.fileno())
-        slots: dict[str, dict[int, list[int]]] = {}
-        for (name, client), place in sorted(self._slots.items()):
-            slots.setdefault(name, {})[client] = list(place)
-        if not slots:
+        if not self._places:
             return {}
+        slots = {}
+        for name, places in sorted(self._places.items()):
+            clients = np.flatnonzero(places[:, 0] >= 0)
+            slots[name] = torch.from_numpy(np.column_stack([clients, places[clients]]))
         return {"file": self.path.name, "dim": self._dim, "dtype": self._dtype, "slots": slots}
+
+    def _place(self, name: str, client: int) -> IntArray:
+        """Slot and checksum of a vector, to be written to; a slot of -1 before its first time."""
+        places = self._places.get(name, np.empty((0, 2), np.int64))
+        if client >= len(places):
+            more = np.full((max(client + 1, 2 * len(places)) - len(places), 2), -1, np.int64)
+            self._places[name] = places = np.concatenate([places, more])
+        row: IntArray = places[client]
+        return row
 
     def settle(self) -> None:
         """The checkpoint that refers to what was written last is in place: free the slots that it has done with."""
@@ -90,14 +105,14 @@ def read_states(manifest: Mapping[str, Any], checkpoint: str | os.PathLike[str])
         )
     dtype = _TYPES[manifest["dtype"]]
     length = manifest["dim"] * dtype.itemsize
-    content = np.memmap(path, np.uint8, "r")
+    content = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
     states: dict[str, dict[int, Tensor]] = {}
     for name, places in manifest["slots"].items():
-        for client, (slot, checksum) in places.items():
+        for client, slot, checksum in places.tolist():
             part = content[slot * length : (slot + 1) * length].tobytes()
             if len(part) != length or zlib.crc32(part) != checksum:
                 raise ValueError(f"{str(path)!r} does not belong to {os.fspath(checkpoint)!r}, or is damaged.")
-            states.setdefault(name, {})[int(client)] = torch.frombuffer(bytearray(part), dtype=dtype)
+            states.setdefault(name, {})[client] = torch.frombuffer(bytearray(part), dtype=dtype)
     return states
 
 

@@ -1,6 +1,5 @@
 """Clients' vectors beside a checkpoint."""
 
-import json
 import os
 from pathlib import Path
 
@@ -29,7 +28,7 @@ def values(states):
 def test_vectors_come_back_bit_for_bit(tmp_path, dtype):
     random = torch.randn(3).to(dtype)
     manifest = StateFile(tmp_path / "s.bin").write({("c", 7): random, ("h", 2): vector(1, dtype)})
-    assert json.loads(json.dumps(manifest))["dim"] == 3
+    assert manifest["dim"] == 3
     found = read_states(manifest, tmp_path / "x.ckpt")
     assert torch.equal(found["c"][7], random)
     assert torch.equal(found["h"][2], vector(1, dtype))
