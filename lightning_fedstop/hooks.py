@@ -8,6 +8,7 @@ from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from lightning_fedstop.stopping.callback import CriterionCallback
 from lightning_fedstop.trainer_interface import TrainerInterface
 
 Bound = list[Callable[..., Any]]
@@ -64,6 +65,9 @@ class Hooks:
 
     def _bind(self, name: str) -> Bound:
         callbacks = self.loop.callbacks
+        if name == "on_train_batch_start":
+            # A stopping rule looks there for what a Trainer's callbacks may unfreeze, which a federation refuses.
+            callbacks = [c for c in callbacks if not isinstance(c, CriterionCallback)]
         if name == "on_train_epoch_end":
             callbacks = [c for c in callbacks if not isinstance(c, EarlyStopping | Checkpoint)]
         return self._of_callbacks(callbacks, name) + self._of_module(name)

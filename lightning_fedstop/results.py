@@ -28,8 +28,8 @@ class _Entry:
     weight: Tensor | float = 0.0
 
     def update(self, value: Tensor, batch_size: int) -> None:
-        value = value.detach().to(torch.float64).mean()
-        self.add(value * batch_size if self.reduce_fx == "mean" else value, batch_size)
+        value = value.detach().to(torch.float64, copy=True).reshape(())
+        self.add(value.mul_(batch_size) if self.reduce_fx == "mean" else value, batch_size)
 
     def update_each(self, values: Tensor, batch_sizes: Tensor) -> None:
         """Take one value of each client of a stack; both have the shape ``(M,)``."""

@@ -13,7 +13,6 @@ from zlib import crc32
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities.seed import isolate_rng
 
 
 def resolve_seed(seed: int | None = None) -> int:
@@ -52,19 +51,14 @@ def seeded(seed: int) -> Iterator[None]:
 
     Dropout, stochastic depth and a user's own augmentations draw from the global generators.
     """
-    error: BaseException | None = None
-    # Looking for devices takes longer than a small client's round.
-    with isolate_rng(include_cuda=torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
-        random.seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002 - the global generator is the one that user code draws from
-        _seed_torch(seed)
-        try:
-            yield
-        except BaseException as raised:
-            # `isolate_rng` puts the generators back only if its block ends normally.
-            error = raised
-    if error is not None:
-        raise error
+    before = global_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - the global generator is the one that user code draws from
+    _seed_torch(seed)
+    try:
+        yield
+    finally:
+        restore_state(before)
 
 
 class RandomStream:

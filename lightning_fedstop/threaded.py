@@ -86,7 +86,7 @@ class ThreadedTrainer(LocalTrainer):
     def _results(self, jobs: Sequence[Job]) -> Iterator[list["Future[Trained]"]]:
         """What each client's training comes to, while it goes on."""
         count = min(self.num_threads, len(jobs))
-        shared = Shared.now()
+        shared = Shared.now(self.module.trainer.datamodule)  # type: ignore[attr-defined]
         idle: SimpleQueue[Worker] = SimpleQueue()
         workers = [Worker(self, shared, self._options) for _ in range(count)]
         for worker in workers:
@@ -165,7 +165,8 @@ class ThreadedTrainer(LocalTrainer):
         if self.scaler:
             return f"the precision {self.precision.precision!r} scales the loss of one client after the other"
         for name, module in self.module.named_modules():
-            if getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod"):
+            own = vars(module).get("forward")
+            if module._compiled_call_impl is not None or hasattr(module, "_orig_mod") or hasattr(own, "is_compiled"):
                 return f"{name or type(self.module).__name__} is compiled"
         for name, parameter in self.parameters.named:
             if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -51,17 +52,21 @@ class Shared:
     Attributes:
         state: of the global random generators, which nobody may draw from: each thread would take the others' draws.
         lock: held where code of others runs that knows no threads: datasets, transfer hooks, callbacks.
+        fetching: held while a batch is fetched; the lock, unless the data module says that it ``is_thread_safe``.
         cancelled: set where the round is broken off.
     """
 
     state: dict[str, Any]
     lock: threading.Lock
+    fetching: AbstractContextManager[Any]
     cancelled: threading.Event
 
     @classmethod
-    def now(cls) -> "Shared":
+    def now(cls, datamodule: object = None) -> "Shared":
         """For a round that begins now."""
-        return cls(global_state(), threading.Lock(), threading.Event())
+        lock = threading.Lock()
+        is_thread_safe = getattr(datamodule, "is_thread_safe", False)
+        return cls(global_state(), lock, nullcontext() if is_thread_safe else lock, threading.Event())
 
 
 class Worker(LocalTrainer):
@@ -103,7 +108,7 @@ class Worker(LocalTrainer):
             Cancelled: if the round has been broken off.
         """
         self._reset_buffers()
-        with self.shared.lock:
+        with self.shared.fetching:
             batches = make_batches()
         update = self.train_client(client, batches)
         if changed := self.attributes.changed():
@@ -114,12 +119,12 @@ class Worker(LocalTrainer):
         return Trained(update, self.parameters.vector.clone(), buffers, self.collector.take())
 
     def epoch(self, batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-        """One local epoch's batches, which are fetched by one thread at a time."""
+        """One local epoch's batches, which are fetched by one thread at a time unless the data allows more."""
         drawn = super().epoch(batches)
         while True:
             if self.shared.cancelled.is_set():
                 raise Cancelled
-            with self.shared.lock:
+            with self.shared.fetching:
                 item = next(drawn, None)
             if item is None:
                 return

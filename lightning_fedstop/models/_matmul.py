@@ -5,6 +5,7 @@ kernel's taps. At P <= 64 this costs more multiplications than the convolution a
 product uses the processor's full width and a depthwise convolution of a few pixels does not.
 """
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -15,9 +16,18 @@ from torch.nn import functional as F
 LARGEST_MAP = 64
 """Pixels of the largest feature map that is multiplied; the matrix has the square of it."""
 
+LARGEST_COMPILED_MAP = 256
+"""The same in a compiled graph, which would give a depthwise convolution's backward pass the slower memory layout."""
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _placement(height: int, width: int, kernel: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """The matrix below, as a constant for ``torch.compile``, which would compute it anew in each step."""
+    return _cached_placement(height, width, kernel, device, dtype)
+
 
 @cache
-def _placement(height: int, width: int, kernel: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+def _cached_placement(height: int, width: int, kernel: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Which tap leads from which input pixel to which output pixel: 0 or 1, of shape ``(kernel**2, P * P)``."""
     row, column = (grid.flatten() for grid in torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij"))
     # [input pixel, output pixel]: the tap's place in the kernel, if it is in it at all.
@@ -35,14 +45,36 @@ class DepthwiseMatmul(nn.Conv2d):
         """Maps of shape ``(n, channels, height, width)`` to maps of the same shape."""
         count, channels, height, width = input.shape
         pixels = height * width
-        if pixels > LARGEST_MAP:
-            return super().forward(input)
+        if pixels > (LARGEST_COMPILED_MAP if torch.compiler.is_compiling() else LARGEST_MAP):
+            return nn.Conv2d.forward(self, input)
         kernel = self.kernel_size[0]
-        placement = _placement(height, width, kernel, input.device, self.weight.dtype)
+        placement: Tensor = _placement(height, width, kernel, input.device, self.weight.dtype)
         matrix = (self.weight.reshape(channels, kernel * kernel) @ placement).view(channels, pixels, pixels)
         product = input.reshape(count, channels, pixels).transpose(0, 1) @ matrix
         output = product.transpose(0, 1).reshape(count, channels, height, width)
         return output if self.bias is None else output + self.bias.view(1, -1, 1, 1)
+
+
+class CompiledDepthwise(DepthwiseMatmul):
+    """A product in a graph that is compiled for a CPU, and the convolution that it was anywhere else."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Maps of shape ``(n, channels, height, width)`` to maps of the same shape."""
+        return super().forward(input) if _is_compiling_for_cpu(input) else nn.Conv2d.forward(self, input)
+
+
+class CompiledPointwise(nn.Conv2d):
+    """A convolution of one pixel: a linear layer in a graph that is compiled for a CPU, else as it was."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Maps of shape ``(n, channels, height, width)`` to maps of as many pixels."""
+        if not _is_compiling_for_cpu(input):
+            return super().forward(input)
+        return F.linear(input.permute(0, 2, 3, 1), self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
+
+
+def _is_compiling_for_cpu(input: Tensor) -> bool:
+    return bool(torch.compiler.is_compiling()) and input.device.type == "cpu"
 
 
 class SummedResponseNorm(GlobalResponseNorm):
@@ -63,22 +95,55 @@ def use_matmul(backbone: nn.Module) -> int:
     Returns:
         How many layers were exchanged.
     """
+    return _exchange(
+        backbone,
+        lambda layer: (
+            SummedResponseNorm
+            if type(layer) is GlobalResponseNorm
+            else DepthwiseMatmul
+            if _is_depthwise(layer)
+            else None
+        ),
+    )
+
+
+def use_matmul_where_compiled(backbone: nn.Module) -> int:
+    """Exchange in place the convolutions that a compiled graph should take as matrix products; eager steps stay.
+
+    Returns:
+        How many layers were exchanged.
+    """
+    return _exchange(
+        backbone,
+        lambda layer: (
+            CompiledDepthwise if _is_depthwise(layer) else CompiledPointwise if _is_pointwise(layer) else None
+        ),
+    )
+
+
+def _exchange(backbone: nn.Module, find: Callable[[nn.Module], type[nn.Module] | None]) -> int:
     exchanged = 0
     for parent in list(backbone.modules()):
         for name, layer in list(parent.named_children()):
-            if type(layer) is nn.Conv2d and _is_depthwise(layer):
-                new: nn.Module = DepthwiseMatmul.__new__(DepthwiseMatmul)
-            elif type(layer) is GlobalResponseNorm:
-                new = SummedResponseNorm.__new__(SummedResponseNorm)
-            else:
-                continue
-            new.__dict__ = layer.__dict__
-            setattr(parent, name, new)
-            exchanged += 1
+            kind = find(layer)
+            if kind is not None:
+                new: nn.Module = kind.__new__(kind)
+                new.__dict__ = layer.__dict__
+                setattr(parent, name, new)
+                exchanged += 1
     return exchanged
 
 
-def _is_depthwise(layer: nn.Conv2d) -> bool:
+def _is_pointwise(layer: nn.Module) -> bool:
+    if type(layer) is not nn.Conv2d:
+        return False
+    plain = layer.kernel_size == layer.stride == layer.dilation == (1, 1)
+    return plain and layer.groups == 1 and layer.padding in ((0, 0), "same", "valid")
+
+
+def _is_depthwise(layer: nn.Module) -> bool:
+    if type(layer) is not nn.Conv2d:
+        return False
     kernel = layer.kernel_size[0]
     same_size = layer.padding in ((kernel // 2, kernel // 2), "same") and layer.padding_mode == "zeros"
     square = layer.kernel_size == (kernel, kernel) and kernel % 2 == 1

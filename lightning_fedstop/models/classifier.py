@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
@@ -14,7 +15,8 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from lightning_fedstop.models._backbone import build_backbone, nearest_size, takes
-from lightning_fedstop.models._matmul import use_matmul
+from lightning_fedstop.models._compiled import check_compiler, compile_blocks, is_transformed
+from lightning_fedstop.models._matmul import use_matmul, use_matmul_where_compiled
 
 _RESERVED = {"pretrained", "num_classes", "in_chans", "features_only", "checkpoint_path", "pretrained_cfg_overlay"}
 Batch = tuple[Tensor, Tensor]
@@ -46,6 +48,11 @@ class ImageClassifier(LightningModule):
         backbone_kwargs: Further arguments of the timm model, plain values such as ``{"drop_path_rate": 0.1}``.
         matmul_layers: Compute depthwise convolutions on maps of up to 64 pixels, and a ConvNeXt's pointwise ones, as
             matrix products: equal up to rounding, and on a CPU up to twice as fast for images of 28 to 64 px.
+        compile: Train the backbone's blocks through ``torch.compile``: once for each shape of block, for all batch
+            sizes. Evaluation runs as before, and a checkpoint is the same with and without. On a CPU with AVX2 a step
+            took 0.44 times as long for ``convnextv2_atto`` at 32 px, and 0.76 to 0.85 times for ``convnextv2_nano`` at
+            64 px, after minutes of compilation; ``matmul_layers`` alone gained about as much.
+        channels_last: Give the backbone images in channels-last order: no gain beyond noise for ConvNeXtV2 at 32 px.
 
     A checkpoint holds all weights, so ``ImageClassifier.load_from_checkpoint(path)`` reads no other file and needs no
     network, whatever ``pretrained`` and ``weights_path`` were: ``hparams`` keeps them switched off, while
@@ -78,6 +85,8 @@ class ImageClassifier(LightningModule):
         lr_decay: float = 0.998,
         backbone_kwargs: dict[str, Any] | None = None,
         matmul_layers: bool = False,
+        compile: bool = False,
+        channels_last: bool = False,
     ) -> None:
         super().__init__()
         if num_classes is None:
@@ -105,6 +114,10 @@ class ImageClassifier(LightningModule):
             needed = nearest_size(self.backbone, in_chans, image_size, image_size)[0]
             bound = f">= {needed}" if takes(self.backbone, in_chans, 2 * needed, 2 * needed) else str(needed)
             raise ValueError(f"`image_size={image_size}`: {backbone} needs {bound} px.")
+        if compile:
+            if backbone.startswith("convnext"):
+                use_matmul_where_compiled(self.backbone)
+            compile_blocks(self.backbone)
         self._sizes: dict[tuple[int, int], tuple[int, int]] = {}
         self.val_metrics = _metrics(num_classes, "val_")
         self.test_metrics = _metrics(num_classes, "test_")
@@ -114,7 +127,10 @@ class ImageClassifier(LightningModule):
 
         Raises:
             ValueError: With both numbers.
+            RuntimeError: If ``compile`` is on, for training on a CPU, and there is no C++ compiler.
         """
+        if stage == "fit" and self.hparams["compile"]:
+            check_compiler(self.device.type)
         data = getattr(self.trainer, "datamodule", None)
         count, known = self.hparams["num_classes"], getattr(data, "num_classes", None)
         if isinstance(known, int) and known > count:
@@ -141,7 +157,11 @@ class ImageClassifier(LightningModule):
                 f"ImageClassifier takes images of shape (n, {in_chans}, height, width), got {tuple(images.shape)}; "
                 "the channels are the argument `in_chans`."
             )
-        logits: Tensor = self.backbone(self._resize(images))
+        images = self._resize(images)
+        # Under `torch.func` the first dimension that is seen is not the first one in memory.
+        if self.hparams["channels_last"] and not is_transformed():
+            images = images.contiguous(memory_format=torch.channels_last)
+        logits: Tensor = self.backbone(images)
         return logits
 
     def _resize(self, images: Tensor) -> Tensor:
