@@ -60,11 +60,10 @@ class Job:
 class LocalTrainer:
     """Trains one client after the other in the one module of this process.
 
-    Each step follows the same order (methods.md, section 0): gradient, the method's correction, clip, then the
-    optimizer with its weight decay and momentum.
+    A step: the gradient, the method's correction, the clip, then the optimizer with its weight decay and momentum.
 
     Args:
-        module: the module to train; it holds the global model when :meth:`train` is called.
+        module: the module to train; it holds the global model when :meth:`run` is called.
         method: the federated method.
         parameters: the module's trainable parameters as a vector.
         solver: the module's optimizer.

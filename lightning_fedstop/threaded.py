@@ -1,6 +1,7 @@
 """The clients of a round trained by several threads of one process, which on a CPU beats one client on all cores."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -65,8 +66,8 @@ class ThreadedTrainer(LocalTrainer):
         done = 0
         try:
             with self._results(jobs) as results:
-                for job, result in zip(jobs, results, strict=True):
-                    trained = result.result()
+                for job in jobs:
+                    trained = results.popleft().result()
                     load_global()
                     self._load_local(trained)
                     yield job.client, trained.update
@@ -83,8 +84,8 @@ class ThreadedTrainer(LocalTrainer):
             self.finished = [time.perf_counter()]
 
     @contextmanager
-    def _results(self, jobs: Sequence[Job]) -> Iterator[list["Future[Trained]"]]:
-        """What each client's training comes to, while it goes on."""
+    def _results(self, jobs: Sequence[Job]) -> Iterator[deque["Future[Trained]"]]:
+        """What each client's training comes to, while it goes on; what is taken out is kept no longer."""
         count = min(self.num_threads, len(jobs))
         shared = Shared.now(self.module.trainer.datamodule)  # type: ignore[attr-defined]
         idle: SimpleQueue[Worker] = SimpleQueue()
@@ -102,7 +103,7 @@ class ThreadedTrainer(LocalTrainer):
                 idle.put(worker)
 
         with self._pool(count) as pool:
-            results = [pool.submit(train, job) for job in jobs]
+            results = deque(pool.submit(train, job) for job in jobs)
             try:
                 yield results
             except Unshareable:

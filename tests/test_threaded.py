@@ -1,7 +1,9 @@
 """Several clients at once, each in a thread: the bits of one after the other, or one after the other with a reason."""
 
+import gc
 import random
 import threading
+import time
 from datetime import timedelta
 
 import numpy as np
@@ -14,9 +16,11 @@ from torchmetrics.classification import BinaryAccuracy
 
 from lightning_fedstop import methods
 from lightning_fedstop.backends import client_threads
+from lightning_fedstop.data import NpzImages
 from lightning_fedstop.methods import FedAvg
+from lightning_fedstop.models import _compiled
 from lightning_fedstop.threaded import ThreadedTrainer
-from lightning_fedstop.worker import Shared, Worker
+from lightning_fedstop.worker import Shared, Trained, Worker
 from tests.helpers import ToyData, ToyModule, fit, flat, make_loop
 
 TEN = [name for name in methods.__all__ if name not in ("Client", "FederatedMethod", "Federation", "LocalStep")]
@@ -313,9 +317,14 @@ def test_loaders_that_start_processes(tmp_path, caplog):
     assert reason(caplog) == "the loaders of the clients start 1 processes each."
 
 
-def test_a_compiled_module(tmp_path, caplog):
+@pytest.mark.parametrize("how", ["module", "blocks"])
+def test_a_compiled_module(tmp_path, caplog, monkeypatch, how):
     module = ToyModule()
-    module.net.compile(backend="eager")
+    if how == "module":
+        module.net.compile(backend="eager")
+    else:
+        monkeypatch.setattr(_compiled, "BACKEND", "eager")
+        _compiled.compile_blocks(module.net)
     with caplog.at_level("INFO"):
         fit(tmp_path, module=module, devices="auto", max_rounds=1)
     assert reason(caplog) == "net is compiled."
@@ -331,6 +340,31 @@ class Failing(ToyModule):
             Failing.fails = False
             raise ZeroDivisionError("client trouble")
         return super().training_step(batch, batch_idx)
+
+
+class Alone(ToyData):
+    """Notes how many threads fetch a batch at once."""
+
+    inside = largest = 0
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        Alone.inside += 1
+        Alone.largest = max(Alone.largest, Alone.inside)
+        time.sleep(0.002)
+        Alone.inside -= 1
+        return batch
+
+
+def test_a_dataset_is_in_one_thread_at_a_time(tmp_path):
+    fit(tmp_path, data=Alone(), devices="auto", clients_per_round=5)
+    assert Alone.largest == 1
+
+
+def test_a_data_module_may_say_that_it_is_thread_safe(tmp_path):
+    shared = Shared.now(NpzImages.__new__(NpzImages))
+    assert shared.fetching is not shared.lock
+    other = Shared.now(ToyData())
+    assert other.fetching is other.lock
 
 
 def test_an_exception_in_a_thread_ends_the_run_with_it_and_all_threads(tmp_path):
@@ -421,6 +455,17 @@ def test_frozen_parameters_are_shared_by_the_copies(tmp_path):
 
     fit(tmp_path, Looking(), module=Normed(), data=ToyData((6, 4)), devices="auto", max_rounds=1)
     assert held == [(True, True)] * 2
+
+
+def test_what_was_taken_is_kept_no_longer(tmp_path):
+    alive = []
+
+    class Looking(Callback):
+        def on_client_end(self, trainer, module, client):
+            alive.append(sum(type(item) is Trained for item in gc.get_objects()))
+
+    fit(tmp_path, Looking(), data=ToyData((6, 4, 7, 8, 3)), devices="auto", clients_per_round=5, max_rounds=1)
+    assert alive[-1] == 1
 
 
 def test_who_gets_threads(tmp_path):
