@@ -177,7 +177,7 @@ class ThreadedTrainer(LocalTrainer):
     def _check(self, job: Job, load_global: Callable[[], None], count: int) -> bool:
         """Take a client's first step on the module and on a copy, in a thread as one of ``count``, and compare.
 
-        Nothing of it stays.
+        Nothing of it stays but what a module sets once and for all in its first step.
 
         Returns:
             False if the client had no batch to try.
@@ -186,11 +186,15 @@ class ThreadedTrainer(LocalTrainer):
             Unshareable: saying why.
         """
         attributes = Attributes(self.module, restorable=True)
+        is_same = False
         try:
             with self.collector.muted(), self._pool(count) as pool:
-                return pool.submit(self._compare, job, load_global).result()
+                is_same = pool.submit(self._compare, job, load_global).result()
+                return is_same
         finally:
-            attributes.restore()
+            # What the first step alone has set is a cache, which the copies would fill anew.
+            if not is_same:
+                attributes.restore()
             load_global()
 
     def _compare(self, job: Job, load_global: Callable[[], None]) -> bool:

@@ -16,9 +16,9 @@ from torchmetrics.classification import BinaryAccuracy
 
 from lightning_fedstop import methods
 from lightning_fedstop.backends import client_threads
-from lightning_fedstop.data import NpzImages
+from lightning_fedstop.data import Digits, NpzImages
 from lightning_fedstop.methods import FedAvg
-from lightning_fedstop.models import _compiled
+from lightning_fedstop.models import ImageClassifier, _compiled
 from lightning_fedstop.threaded import ThreadedTrainer
 from lightning_fedstop.worker import Shared, Trained, Worker
 from tests.helpers import ToyData, ToyModule, fit, flat, make_loop
@@ -94,7 +94,8 @@ def assert_same(one, auto):
 @pytest.mark.parametrize("name", TEN)
 def test_ten_methods_give_the_bits_of_one_client_after_the_other(tmp_path, caplog, name):
     method = getattr(methods, name)
-    one, auto = both(tmp_path, data=lambda: ToyData(SIZES), method=method, gradient_clip_val=0.5)
+    with caplog.at_level("INFO"):
+        one, auto = both(tmp_path, data=lambda: ToyData(SIZES), method=method, gradient_clip_val=0.5)
     assert isinstance(auto[0].server.trainer, ThreadedTrainer)
     assert reason(caplog) is None
     assert_same(one, auto)
@@ -113,13 +114,15 @@ def test_ten_methods_give_the_bits_of_one_client_after_the_other(tmp_path, caplo
     ],
 )
 def test_running_statistics_and_frozen_parameters(tmp_path, caplog, arguments):
-    one, auto = both(tmp_path, Normed, lambda: ToyData((6, 4, 7, 8, 3)), **arguments)
+    with caplog.at_level("INFO"):
+        one, auto = both(tmp_path, Normed, lambda: ToyData((6, 4, 7, 8, 3)), **arguments)
     assert reason(caplog) is None
     assert_same(one, auto)
 
 
 def test_callbacks_see_each_client_once_and_its_local_model_at_its_end(tmp_path, caplog):
-    one, auto = both(tmp_path, callbacks=lambda: [Counted()], clients_per_round=4)
+    with caplog.at_level("INFO"):
+        one, auto = both(tmp_path, callbacks=lambda: [Counted()], clients_per_round=4)
     assert reason(caplog) is None
     (before,), (seen,) = one[2], auto[2]
     assert [entry for entry in seen.seen if entry[0] == "end"] == [entry for entry in before.seen if entry[0] == "end"]
@@ -163,9 +166,33 @@ class Shallow(ToyModule):
         self.loop = self.trainer
 
 
-@pytest.mark.parametrize("make", [Scheduled, Scaled, Rated, Shallow])
+class Caching(ToyModule):
+    """Sets in its first step what it uses in all."""
+
+    def __init__(self):
+        super().__init__()
+        self.cache = {}
+        self.scale = None
+
+    def training_step(self, batch, batch_idx):
+        if self.scale is None:
+            self.scale = float(batch[0].abs().max())
+        self.cache.setdefault(batch[0].shape[1:], 1 / self.scale)
+        return super().training_step(batch, batch_idx) * self.cache[batch[0].shape[1:]]
+
+
+def test_the_classifier_on_images_that_it_resizes(tmp_path, caplog):
+    sizes = {"img_size": 16, "patch_size": 8, "depth": 1, "embed_dim": 8, "num_heads": 1}
+    model = ImageClassifier("vit_tiny_patch16_224", 10, 1, image_size=16, backbone_kwargs=sizes)
+    with caplog.at_level("INFO"):
+        fit(tmp_path, module=model, data=Digits(num_clients=5), devices="auto", max_rounds=2)
+    assert reason(caplog) is None
+
+
+@pytest.mark.parametrize("make", [Scheduled, Scaled, Rated, Shallow, Caching])
 def test_modules_of_all_kinds(tmp_path, caplog, make):
-    one, auto = both(tmp_path, make)
+    with caplog.at_level("INFO"):
+        one, auto = both(tmp_path, make)
     assert reason(caplog) is None
     assert_same(one, auto)
 
