@@ -43,7 +43,7 @@ SGD = ["--optimizer", "SGD", "--optimizer.lr", "0.1"]
         (["--data.init_args", "3"], ["data.init_args: must hold arguments by name"]),
         (["--data.class_path", "null"], ["data"]),
         (["--trainer.method.rho", "1"], ["trainer.method: name the class that takes 'rho', which is one of FedGamma,"]),
-        (["--model", "hello"], ["model: there is no class 'hello'; there are ", "ImageClassifier"]),
+        (["--model", "xyzzy"], ["model: there is no class 'xyzzy'; there are ", "ImageClassifier"]),
         ([*SGD, "--lr_scheduler", "StepLR", "--lr_scheduler.step_size=0"], ["lr_scheduler: StepLR cannot be used"]),
         ([*SGD, "--optimizer.lr=-1"], ["optimizer: SGD cannot be used as given: ValueError: Invalid learning rate"]),
         ([*SGD, "--optimizer.lr=fast"], ["optimizer.lr: must be float, got 'fast'"]),
