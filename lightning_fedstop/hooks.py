@@ -8,10 +8,12 @@ from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lightning_fedstop.stopping.callback import CriterionCallback
 from lightning_fedstop.trainer_interface import TrainerInterface
 
 Bound = list[Callable[..., Any]]
+
+GRADIENT_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
+BATCH_HOOKS = ("on_train_batch_start", "on_train_batch_end")
 
 
 class Hooks:
@@ -65,9 +67,6 @@ class Hooks:
 
     def _bind(self, name: str) -> Bound:
         callbacks = self.loop.callbacks
-        if name == "on_train_batch_start":
-            # A stopping rule looks there for what a Trainer's callbacks may unfreeze, which a federation refuses.
-            callbacks = [c for c in callbacks if not isinstance(c, CriterionCallback)]
         if name == "on_train_epoch_end":
             callbacks = [c for c in callbacks if not isinstance(c, EarlyStopping | Checkpoint)]
         return self._of_callbacks(callbacks, name) + self._of_module(name)

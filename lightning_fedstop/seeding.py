@@ -95,11 +95,13 @@ def global_state() -> dict[str, Any]:
     return state
 
 
-def same_state(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether nobody has drawn between two calls of :func:`global_state`."""
-    same_numpy = all(np.array_equal(a, b) for a, b in zip(one["numpy"], other["numpy"], strict=True))
-    tensors = [name for name in ("torch", "cuda") if name in one]
-    return one["python"] == other["python"] and same_numpy and all(torch.equal(one[n], other[n]) for n in tensors)
+def drawn_from(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """The generators that somebody has drawn from between two calls of :func:`global_state`."""
+    drawn = [] if before["python"] == after["python"] else ["python"]
+    if not all(np.array_equal(a, b) for a, b in zip(before["numpy"], after["numpy"], strict=True)):
+        drawn.append("numpy")
+    tensors = [name for name in ("torch", "cuda") if name in before]
+    return drawn + [name for name in tensors if not torch.equal(before[name], after[name])]
 
 
 def restore_state(state: dict[str, Any]) -> None:

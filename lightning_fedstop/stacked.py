@@ -10,7 +10,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fedstop.client_stack import Finished, Stack, Unstackable
-from lightning_fedstop.hooks import Hooks
+from lightning_fedstop.hooks import BATCH_HOOKS, GRADIENT_HOOKS, Hooks
 from lightning_fedstop.local import Job, LocalTrainer, LocalUpdate
 from lightning_fedstop.methods.base import Client, LocalStep
 from lightning_fedstop.seeding import RandomStream, seeded
@@ -20,8 +20,6 @@ from lightning_fedstop.stacked_check import check
 from lightning_fedstop.stacked_pass import Passed, StackedPass, uses_batch_idx
 
 OWN_STEPS = ("backward", "optimizer_step", "configure_gradient_clipping", "optimizer_zero_grad")
-GRADIENT_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
-BATCH_HOOKS = ("on_train_batch_start", "on_train_batch_end")
 
 
 class StackedTrainer(LocalTrainer):

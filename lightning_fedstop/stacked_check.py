@@ -5,14 +5,13 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from lightning_fedstop.client_stack import Unstackable
 from lightning_fedstop.methods.base import Client
-from lightning_fedstop.seeding import RandomStream, global_state, seeded
+from lightning_fedstop.seeding import RandomStream, drawn_from, global_state, seeded
 from lightning_fedstop.stacked_batches import Drawn, group_batches
 from lightning_fedstop.stacked_pass import can_be_padded
 
@@ -103,14 +102,13 @@ def _draws(trainer: "StackedTrainer", state: dict[str, Any]) -> bool:
     Raises:
         Unstackable: if it drew some from Python or NumPy.
     """
-    now = global_state()
-    numpy_drew = not all(np.array_equal(a, b) for a, b in zip(state["numpy"], now["numpy"], strict=True))
-    if now["python"] != state["python"] or numpy_drew:
+    drawn = drawn_from(state, global_state())
+    if {"python", "numpy"}.intersection(drawn):
         raise Unstackable(
             f"the `training_step` of {type(trainer.module).__name__} draws from Python's or NumPy's generator, which a"
             " stack would do once for all clients"
         )
-    return any(not torch.equal(state[name], now[name]) for name in ("torch", "cuda") if name in state)
+    return bool(drawn)
 
 
 def _difference(

@@ -15,24 +15,15 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lightning_fedstop.hooks import Hooks
+from lightning_fedstop.hooks import BATCH_HOOKS, GRADIENT_HOOKS, Hooks
 from lightning_fedstop.local import Job, LocalTrainer, LocalUpdate
 from lightning_fedstop.methods.base import Client
-from lightning_fedstop.seeding import global_state, restore_state, same_state, seeded
+from lightning_fedstop.seeding import drawn_from, global_state, restore_state, seeded
 from lightning_fedstop.stacked_check import Attributes, first_batch, prepared
 from lightning_fedstop.worker import Shared, Trained, Unshareable, Worker
 
 TOLERANCE = 1e-5
 """Largest distance between a step on the module and on a copy, in units of its length: rounding at most."""
-
-HOOKS = (
-    "on_train_batch_start",
-    "on_train_batch_end",
-    "on_before_zero_grad",
-    "on_before_backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
-)
 
 
 class ThreadedTrainer(LocalTrainer):
@@ -150,7 +141,7 @@ class ThreadedTrainer(LocalTrainer):
     def _known_refusal(self, job: Job) -> str | None:
         """What speaks against threads before anything is tried."""
         hooks = cast(Hooks, self.call_hook)
-        for hook in HOOKS:
+        for hook in (*BATCH_HOOKS, *GRADIENT_HOOKS):
             for owner in hooks.owners(hook):
                 known = type(owner).__module__.startswith(("lightning.", "lightning_fedstop."))
                 if owner is not self.module and not known:
@@ -206,7 +197,7 @@ class ThreadedTrainer(LocalTrainer):
         with seeded(job.seed):
             state = global_state()
             after = self._stepped(self, job, drawn)
-            if not same_state(state, global_state()):
+            if drawn_from(state, global_state()):
                 raise Unshareable(f"the `training_step` of {name} draws from the global random generators")
         load_global()
         worker = Worker(self, Shared.now(), self._options)
@@ -226,7 +217,8 @@ class ThreadedTrainer(LocalTrainer):
                 raise Unshareable(f"a step of a copy of {name} is off by {float(distance / length):.2g} of its length")
         return True
 
-    def _stepped(self, trainer: LocalTrainer, job: Job, drawn: tuple[int, Any]) -> tuple[Tensor, Tensor]:
+    @staticmethod
+    def _stepped(trainer: LocalTrainer, job: Job, drawn: tuple[int, Any]) -> tuple[Tensor, Tensor]:
         """The direction of a client's first step, and where it leads."""
         client = prepared(trainer, job)
         trainer.start_client(client)

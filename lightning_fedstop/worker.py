@@ -16,7 +16,7 @@ from lightning_fedstop.local import LocalTrainer, LocalUpdate
 from lightning_fedstop.methods.base import Client
 from lightning_fedstop.parameters import FlatParameters
 from lightning_fedstop.results import ResultCollector
-from lightning_fedstop.seeding import global_state, same_state
+from lightning_fedstop.seeding import drawn_from, global_state
 from lightning_fedstop.stacked_check import Attributes
 
 
@@ -113,7 +113,7 @@ class Worker(LocalTrainer):
         update = self.train_client(client, batches)
         if changed := self.attributes.changed():
             raise Unshareable(f"the `training_step` of {type(self.module).__name__} changes `{changed[0]}`")
-        if not same_state(self.shared.state, global_state()):
+        if drawn_from(self.shared.state, global_state()):
             raise Unshareable(f"the training of {type(self.module).__name__} draws from the global random generators")
         buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         return Trained(update, self.parameters.vector.clone(), buffers, self.collector.take())

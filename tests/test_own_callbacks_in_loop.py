@@ -9,6 +9,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from lightning_fedstop import TaskVectorEarlyStopping
 from tests.helpers import Scripted, ToyData, ToyModule, fit, flat
 
 
@@ -93,3 +94,16 @@ def test_client_hooks_frame_each_clients_training(tmp_path):
     assert torch.equal(seen[0][2], start)
     models = torch.stack([seen[2][2], seen[5][2]]).double()
     torch.testing.assert_close(flat(module), models.mean(0).float(), rtol=0, atol=1e-7)
+
+
+def test_a_stopping_rule_of_ones_own_has_its_batch_hooks_called(tmp_path):
+    class Watching(TaskVectorEarlyStopping):
+        batches = 0
+
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+            self.batches += 1
+
+    rule = Watching(0.1, 10)
+    fit(tmp_path, rule, max_rounds=2)
+    assert rule.batches > 0
