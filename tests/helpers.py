@@ -259,6 +259,16 @@ def fit(root, *callbacks, module=None, data=None, ckpt_path=None, **arguments):
     return loop, module
 
 
+def checkpoint_without_callbacks(root):
+    """The last checkpoint of a run of two rounds, in which no callback has left anything."""
+    fit(root, max_rounds=2)
+    path = next(root.rglob("last.ckpt"))
+    checkpoint = torch.load(path, weights_only=True)
+    checkpoint["callbacks"] = {}
+    torch.save(checkpoint, path)
+    return path
+
+
 def bits(module):
     """A copy of the module's state."""
     return {name: value.clone() for name, value in module.state_dict().items()}

@@ -8,7 +8,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_fedstop.records.distance import DistanceRecorder
 from lightning_fedstop.records.run_record import read_rounds
 from lightning_fedstop.stopping import TaskVectorEarlyStopping
-from tests.helpers import ToyModule, Trace, fit
+from tests.helpers import ToyModule, Trace, checkpoint_without_callbacks, fit
 
 
 def rows(loop):
@@ -63,10 +63,6 @@ def test_a_rule_that_is_added_later_stops_where_it_would_have_from_the_start(tmp
 
 
 def test_without_the_start_the_record_says_from_where_it_measures(tmp_path):
-    fit(tmp_path, max_rounds=2)
-    path = next(tmp_path.rglob("last.ckpt"))
-    checkpoint = torch.load(path, weights_only=True)
-    checkpoint["callbacks"] = {}
-    torch.save(checkpoint, path)
+    path = checkpoint_without_callbacks(tmp_path)
     with pytest.warns(UserWarning, match="holds no weights that the run began with: distances are measured from those"):
         fit(tmp_path, max_rounds=3, ckpt_path=path)

@@ -8,7 +8,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_fedstop.records.run_record import read_rounds
 from lightning_fedstop.stopping import ConsensusEarlyStopping, StoppingReason, consensus_stopping_round
-from tests.helpers import ToyData, ToyModule, Trace, fit, make_loop
+from tests.helpers import ToyData, ToyModule, Trace, checkpoint_without_callbacks, fit, make_loop
 
 from .walkers import Walker, trainer
 
@@ -115,11 +115,7 @@ def test_added_later_it_measures_from_the_runs_start_and_says_that_it_counts_ane
 
 
 def test_without_the_runs_start_it_says_from_where_it_measures(tmp_path):
-    fit(tmp_path, max_rounds=2)
-    path = next(tmp_path.rglob("last.ckpt"))
-    checkpoint = torch.load(path, weights_only=True)
-    checkpoint["callbacks"] = {}
-    torch.save(checkpoint, path)
+    path = checkpoint_without_callbacks(tmp_path)
     with pytest.warns(UserWarning, match="the clients' task vectors are measured from those it holds"):
         fit(tmp_path, ConsensusEarlyStopping(0.2, 3), max_rounds=3, ckpt_path=path)
 
