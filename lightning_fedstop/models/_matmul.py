@@ -1,62 +1,52 @@
 """Layers of ConvNeXt as matrix products, for small feature maps on a processor without fast depthwise kernels.
 
 A depthwise convolution on a map of P pixels is, channel by channel, a product with a (P, P) matrix that holds the
-kernel's taps. At P <= 64 this costs more multiplications than the convolution and far less time, because a matrix
-product uses the processor's full width and a depthwise convolution of a few pixels does not.
+kernel's taps. At P <= 64 this costs more multiplications than the convolution and less time, because a matrix product
+uses the processor's full width. In training on a CPU the weight's gradient alone is taken that way, which is what costs
+most there; see :mod:`lightning_fedstop.models._depthwise`.
 """
 
 from collections.abc import Callable
-from functools import cache
 
 import torch
 from timm.layers.grn import GlobalResponseNorm
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-LARGEST_MAP = 64
-"""Pixels of the largest feature map that is multiplied; the matrix has the square of it."""
-
-LARGEST_COMPILED_MAP = 256
-"""The same in a compiled graph, which would give a depthwise convolution's backward pass the slower memory layout."""
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _placement(height: int, width: int, kernel: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """The matrix below, as a constant for ``torch.compile``, which would compute it anew in each step."""
-    return _cached_placement(height, width, kernel, device, dtype)
-
-
-@cache
-def _cached_placement(height: int, width: int, kernel: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Which tap leads from which input pixel to which output pixel: 0 or 1, of shape ``(kernel**2, P * P)``."""
-    row, column = (grid.flatten() for grid in torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij"))
-    # [input pixel, output pixel]: the tap's place in the kernel, if it is in it at all.
-    down = row[:, None] - row[None, :] + kernel // 2
-    right = column[:, None] - column[None, :] + kernel // 2
-    inside = (down >= 0) & (down < kernel) & (right >= 0) & (right < kernel)
-    tap = torch.where(inside, down * kernel + right, kernel * kernel)
-    return F.one_hot(tap, kernel * kernel + 1)[..., :-1].permute(2, 0, 1).flatten(1).to(device, dtype)
+from lightning_fedstop.models._compiled import is_transformed
+from lightning_fedstop.models._depthwise import LARGEST_MAP, depthwise, placement
 
 
 class DepthwiseMatmul(nn.Conv2d):
-    """A depthwise convolution of stride 1 that keeps the map's size, as a matrix product where the map is small."""
+    """A depthwise convolution of stride 1 that keeps the map's size, or the matrix product that it is."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Maps of shape ``(n, channels, height, width)`` to maps of the same shape."""
+        if self._trains_on_cpu(input):
+            convolved: Tensor = depthwise(input, self.weight, self.bias)
+            return convolved
         count, channels, height, width = input.shape
         pixels = height * width
-        if pixels > (LARGEST_COMPILED_MAP if torch.compiler.is_compiling() else LARGEST_MAP):
+        if pixels > LARGEST_MAP:
             return nn.Conv2d.forward(self, input)
         kernel = self.kernel_size[0]
-        placement: Tensor = _placement(height, width, kernel, input.device, self.weight.dtype)
-        matrix = (self.weight.reshape(channels, kernel * kernel) @ placement).view(channels, pixels, pixels)
+        taps: Tensor = placement(height, width, kernel, input.device, self.weight.dtype)
+        matrix = (self.weight.reshape(channels, kernel * kernel) @ taps).view(channels, pixels, pixels)
         product = input.reshape(count, channels, pixels).transpose(0, 1) @ matrix
         output = product.transpose(0, 1).reshape(count, channels, height, width)
         return output if self.bias is None else output + self.bias.view(1, -1, 1, 1)
 
+    def _trains_on_cpu(self, input: Tensor) -> bool:
+        """Whether there will be a backward pass that a custom operator may take, in a precision that a sum needs."""
+        if not (self.training and torch.is_grad_enabled() and input.device.type == "cpu"):
+            return False
+        if input.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled("cpu"):
+            return False
+        return torch.compiler.is_compiling() or not is_transformed()
+
 
 class CompiledDepthwise(DepthwiseMatmul):
-    """A product in a graph that is compiled for a CPU, and the convolution that it was anywhere else."""
+    """The same in a graph that is compiled for a CPU, and the convolution that it was anywhere else."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Maps of shape ``(n, channels, height, width)`` to maps of the same shape."""

@@ -46,12 +46,13 @@ class ImageClassifier(LightningModule):
         weight_decay: SGD weight decay.
         lr_decay: Factor on the learning rate after each epoch, or federated round.
         backbone_kwargs: Further arguments of the timm model, plain values such as ``{"drop_path_rate": 0.1}``.
-        matmul_layers: Compute depthwise convolutions on maps of up to 64 pixels, and a ConvNeXt's pointwise ones, as
-            matrix products: equal up to rounding, and on a CPU up to twice as fast for images of 28 to 64 px.
+        matmul_layers: Compute depthwise convolutions on maps of up to 64 pixels, on a CPU their weights' gradients, and
+            a ConvNeXt's pointwise ones as matrix products: equal up to rounding, and a step on a CPU takes 0.46 to 0.62
+            times as long for images of 32 and 64 px.
         compile: Train the backbone's blocks through ``torch.compile``: once for each shape of block, for all batch
             sizes. Evaluation runs as before, and a checkpoint is the same with and without. On a CPU with AVX2 a step
-            took 0.44 times as long for ``convnextv2_atto`` at 32 px, and 0.76 to 0.85 times for ``convnextv2_nano`` at
-            64 px, after minutes of compilation; ``matmul_layers`` alone gained about as much.
+            took 0.45 times as long for ``convnextv2_atto`` at 32 px and 0.58 times for ``convnextv2_nano`` at 64 px,
+            after 10 s to minutes of compilation; most of it ``matmul_layers`` gains alone.
         channels_last: Give the backbone images in channels-last order: no gain beyond noise for ConvNeXtV2 at 32 px.
 
     A checkpoint holds all weights, so ``ImageClassifier.load_from_checkpoint(path)`` reads no other file and needs no

@@ -111,7 +111,7 @@ def test_a_copy_trains_its_own_weights_compiled(copied):
     assert other.backbone.blocks[0].forward.module is other.backbone.blocks[0]
 
 
-def test_with_matrix_products_the_placement_is_no_part_of_the_graph():
+def test_layers_as_matrix_products_are_compiled_in_one_piece():
     module, plain = (tiny(compile=c, matmul_layers=True, **CONVNEXT) for c in (True, False))
     assert torch.allclose(gradients(module, 20), gradients(plain, 20), atol=1e-6)
     gradients(module, 33)
@@ -131,15 +131,16 @@ def test_bfloat16_trains_compiled_in_channels_last_order(tmp_path, precision):
     assert 0 < graphs() <= 2
 
 
-def test_a_convnext_is_made_of_products_where_it_is_compiled_and_only_there():
+def test_a_convnext_has_no_convolution_of_torchs_where_it_is_compiled_and_only_there():
     module, plain = (tiny(compile=c, **CONVNEXT) for c in (True, False))
     assert {type(layer) for layer in module.backbone.stages[0].blocks[0].modules()} > {
         CompiledDepthwise,
         CompiledPointwise,
     }
     kinds = _kinds_of_calls(module, 20)
-    assert "conv2d" not in kinds
-    assert kinds >= {"linear", "matmul"}
+    assert not any(kind.startswith("conv2d") for kind in kinds), kinds
+    assert any(kind.startswith("linear ") for kind in kinds)
+    assert any("lightning_fedstop" in kind for kind in kinds)
     assert torch.allclose(gradients(module, 20), gradients(plain, 20), atol=1e-6)
     module.load_state_dict(plain.state_dict())
     images = torch.randn(20, 1, 32, 32)
@@ -152,7 +153,7 @@ def _kinds_of_calls(module, count):
     called = set()
 
     def backend(graph, _):
-        called.update(getattr(node.target, "__name__", str(node.target)) for node in graph.graph.nodes)
+        called.update(f"{getattr(node.target, '__name__', '')} {node.target}" for node in graph.graph.nodes)
         return graph
 
     torch._dynamo.reset()

@@ -9,11 +9,12 @@ from lightning_fedstop.models import ImageClassifier
 from lightning_fedstop.models._matmul import DepthwiseMatmul, SummedResponseNorm, use_matmul
 
 
+@pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
     ("kernel", "height", "width"), [(7, 1, 1), (7, 2, 3), (7, 8, 8), (3, 5, 4), (5, 8, 2), (7, 9, 8)]
 )
-def test_a_depthwise_product_equals_the_convolution(kernel, height, width, bias):
+def test_a_depthwise_product_equals_the_convolution(kernel, height, width, bias, training):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(6, 6, kernel, padding=kernel // 2, groups=6, bias=bias)).double()
     images = torch.randn(4, 6, height, width, dtype=torch.float64, requires_grad=True)
@@ -22,9 +23,23 @@ def test_a_depthwise_product_equals_the_convolution(kernel, height, width, bias)
     output = model(images)
     assert use_matmul(model) == 1
     assert isinstance(model[0], DepthwiseMatmul)
+    model.train(training)
     assert torch.allclose(model(images), output, rtol=1e-12, atol=1e-12)
     gradients = torch.autograd.grad((model(images) * seen).sum(), [images, *model.parameters()])
     assert all(torch.allclose(a, b, rtol=1e-11, atol=1e-11) for a, b in zip(gradients, wanted, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("where", "is_taken"), [("training", True), ("evaluation", False), ("no_grad", False), ("bfloat16", False)]
+)
+def test_the_operator_serves_training_in_full_precision_alone(where, is_taken):
+    """A model that is exported for use must not need an operator of this package."""
+    model = nn.Sequential(nn.Conv2d(6, 6, 7, padding=3, groups=6))
+    use_matmul(model)
+    model.train(where != "evaluation")
+    with torch.set_grad_enabled(where != "no_grad"), torch.autocast("cpu", enabled=where == "bfloat16"):
+        output = model(torch.randn(4, 6, 3, 3))
+    assert ("depthwise" in type(output.grad_fn).__name__) == is_taken
 
 
 def test_the_response_norm_has_timms_values_and_a_gradient_where_a_channel_is_zero():
