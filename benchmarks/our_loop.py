@@ -18,7 +18,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule
 from torch.nn import functional as F
 
-from benchmarks.bare_loop import build_model
+from benchmarks.bare_loop import build_model, load_batch
 from lightning_fedstop import methods
 from lightning_fedstop.cohort import ScheduledCohort
 from lightning_fedstop.data.arrays import ArrayDataModule
@@ -30,19 +30,17 @@ from lightning_fedstop.stopping import TaskVectorEarlyStopping
 class Classifier(LightningModule):
     """The bare loop's model as an ordinary module."""
 
-    def __init__(self, model: str, num_classes: int, size: int, lr: float, matmul: bool = False) -> None:
+    def __init__(self, model: str, num_classes: int, lr: float, matmul: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.model = build_model(model, num_classes)
         if matmul:
             use_matmul(self.model)
-        self.size, self.lr = size, lr
+        self.lr = lr
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         """Cross-entropy of a batch."""
         images, labels = batch
-        if images.shape[-1] != self.size:
-            images = F.interpolate(images, (self.size, self.size), mode="bilinear")
         loss = F.cross_entropy(self.model(images), labels)
         self.log("train_loss", loss)
         return loss
@@ -55,10 +53,11 @@ class Classifier(LightningModule):
 class WorkData(ArrayDataModule):
     """The images and the partition of a work file."""
 
-    def __init__(self, path: Path, num_clients: int, batch_size: int) -> None:
+    def __init__(self, path: Path, num_clients: int, batch_size: int, size: int) -> None:
         partition = path.parent / "partition.npz"
         super().__init__(8, 3, 28, num_clients=num_clients, batch_size=batch_size, partition_path=partition)
         self.path = path
+        self.size = size
 
     def read_split(self, split: str) -> Any:
         """The training images; there are no others."""
@@ -66,6 +65,11 @@ class WorkData(ArrayDataModule):
             return None
         with np.load(self.path) as work:
             return work["images"], work["labels"]
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """The bare loop's images, so that both sides have them in the same memory layout and so the same kernels."""
+        images, labels = batch
+        return load_batch(images, self.size), labels
 
 
 class Paced(Callback):
@@ -94,7 +98,7 @@ def main(path: Path, threads: int, options: dict[str, Any]) -> None:
     with np.load(path) as work:
         lr, epochs, batch_size, size = (work[name].item() for name in ("lr", "epochs", "batch_size", "size"))
         cohorts, clients = work["cohorts"].tolist(), len(work["offsets"]) - 1
-        module = Classifier(str(work["model"]), int(work["labels"].max()) + 1, size, lr, bool(options.pop("matmul", 0)))
+        module = Classifier(str(work["model"]), int(work["labels"].max()) + 1, lr, bool(options.pop("matmul", 0)))
     rules = [TaskVectorEarlyStopping(1e-9, 1000, observe_only=True)] * bool(options.pop("rule", 0))
     method = getattr(methods, options.pop("method", "FedAvg"))()
     arguments: dict[str, Any] = {"accelerator": "cpu", "devices": 1, **options}
@@ -114,7 +118,7 @@ def main(path: Path, threads: int, options: dict[str, Any]) -> None:
             default_root_dir=root,
             **arguments,
         )
-        loop.fit(module, WorkData(path, clients, batch_size))
+        loop.fit(module, WorkData(path, clients, batch_size, size))
 
 
 def _value(text: str) -> Any:

@@ -7,9 +7,10 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
+from lightning_fedstop.flat_solver import FlatSolver
 from lightning_fedstop.methods.base import Client, ClientStack
 from lightning_fedstop.parameters import FlatParameters
-from lightning_fedstop.solver import LocalSolver, StackSolver
+from lightning_fedstop.solver import LocalSolver
 
 
 class Unstackable(Exception):
@@ -66,7 +67,7 @@ class Stack:
         self.clients = ClientStack(clients)
         held = dict(module.named_buffers())
         self.buffers = [torch.stack([held[name].detach()] * len(clients)) for name in names]
-        self.solver = StackSolver(solver, parameters, self.x, self.grad)
+        self.solver = FlatSolver(solver, parameters, self.x, self.grad)
         self.left: dict[int, Finished] = {}
 
     def keep(self, rows: list[int]) -> None:

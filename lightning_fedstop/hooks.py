@@ -13,6 +13,13 @@ from lightning_fedstop.trainer_interface import TrainerInterface
 Bound = list[Callable[..., Any]]
 
 GRADIENT_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
+OPTIMIZER_HOOKS = (
+    "on_before_zero_grad",
+    "on_before_optimizer_step",
+    "optimizer_zero_grad",
+    "optimizer_step",
+    "configure_gradient_clipping",
+)
 BATCH_HOOKS = ("on_train_batch_start", "on_train_batch_end")
 
 

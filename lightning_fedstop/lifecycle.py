@@ -181,7 +181,7 @@ class Lifecycle(Evaluating):
         parameters = FlatParameters(module)
         solver = LocalSolver(module)
         self._settings = run_settings(self, solver)
-        self.optimizers = [solver.optimizer]
+        self._solver = solver
         self.lr_scheduler_configs = [solver.scheduler_config] if solver.scheduler_config else []
         trainer = make_trainer(
             self.client_backend,

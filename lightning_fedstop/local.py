@@ -3,7 +3,6 @@
 import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +15,8 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor
 
 from lightning_fedstop.aggregation import RunningMean
+from lightning_fedstop.hooks import OPTIMIZER_HOOKS, Hooks
+from lightning_fedstop.job import Job, LocalUpdate
 from lightning_fedstop.methods.base import Client, FederatedMethod, LocalStep
 from lightning_fedstop.parameters import FlatParameters
 from lightning_fedstop.results import ResultCollector
@@ -27,34 +28,6 @@ from lightning_fedstop.transfer import BatchTransfer
 
 CallHook = Callable[..., list[Any]]
 """Calls a hook of all callbacks and of the module, and gives what they return."""
-
-
-@dataclass
-class LocalUpdate:
-    """What a client sends back.
-
-    Attributes:
-        delta: shape ``(d,)``; Delta_m, the last local model minus the global model, in the global model's dtype.
-        steps: K_m, the local steps taken.
-    """
-
-    delta: Tensor
-    steps: int
-
-
-@dataclass
-class Job:
-    """A client's part in a round.
-
-    Attributes:
-        client: who trains.
-        make_batches: makes the client's loader anew; it is iterated once per local epoch.
-        seed: of the global random generators while the client trains.
-    """
-
-    client: Client
-    make_batches: Callable[[], Iterable[Any]]
-    seed: int
 
 
 class LocalTrainer:
@@ -121,6 +94,8 @@ class LocalTrainer:
         self._wants_closure = "closure" in inspect.signature(self.solver.optimizer.step).parameters and isinstance(
             self.solver.optimizer, torch.optim.LBFGS
         )
+        if isinstance(call_hook, Hooks) and not any(call_hook.owners(hook) for hook in OPTIMIZER_HOOKS):
+            self.solver.flatten(parameters, self.precision)
 
     def run(self, jobs: Sequence[Job], load_global: Callable[[], None]) -> Iterator[tuple[Client, LocalUpdate]]:
         """Train the clients of a round on this process.
@@ -229,7 +204,7 @@ class LocalTrainer:
             if self.scaler:
                 # The scaler's own step divides by its scale, and skips the step if something is not finite.
                 self.parameters.grad.mul_(self.scaler.get_scale())
-            self.precision.optimizer_step(optimizer)
+            self.precision.optimizer_step(self.solver.stepping)
         return told(outputs[0]) if outputs else {}
 
     def _find_direction(self, step: LocalStep, outputs: Sequence[Any]) -> bool:
@@ -257,7 +232,9 @@ class LocalTrainer:
 
         Only the first pass of a step counts for running statistics, metrics and what is logged.
         """
-        with frozen_statistics(self.module, frozen=not first), self.collector.muted(not first):
+        if first:
+            return self._pass(batch, batch_idx)
+        with frozen_statistics(self.module), self.collector.muted():
             return self._pass(batch, batch_idx)
 
     def _pass(self, batch: Any, batch_idx: int) -> Any:

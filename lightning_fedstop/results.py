@@ -28,8 +28,14 @@ class _Entry:
     weight: Tensor | float = 0.0
 
     def update(self, value: Tensor, batch_size: int) -> None:
-        value = value.detach().to(torch.float64, copy=True).reshape(())
-        self.add(value.mul_(batch_size) if self.reduce_fx == "mean" else value, batch_size)
+        value = value.detach().reshape(())
+        if self.reduce_fx in ("mean", "sum"):
+            # One operation, which also brings the value to the sum's precision.
+            total = value.new_zeros((), dtype=torch.float64) if self.value is None else self.value
+            self.value = torch.add(total, value, alpha=batch_size if self.reduce_fx == "mean" else 1)
+            self.weight += batch_size
+        else:
+            self.add(value.to(torch.float64, copy=True), batch_size)
 
     def update_each(self, values: Tensor, batch_sizes: Tensor) -> None:
         """Take one value of each client of a stack; both have the shape ``(M,)``."""

@@ -13,14 +13,11 @@ _METRIC_COUNTERS = ("_update_count", "_computed")
 
 
 @contextmanager
-def frozen_statistics(module: nn.Module, frozen: bool) -> Iterator[None]:
+def frozen_statistics(module: nn.Module) -> Iterator[None]:
     """Put buffers (running statistics) and metrics back after the block, which holds a whole pass.
 
     Layers normalise by the batch inside it all the same.
     """
-    if not frozen:
-        yield
-        return
     owners = [owner for owner in module.modules() if any(True for _ in owner.buffers(recurse=False))]
     saved = [{name: (b, b.clone()) for name, b in owner.named_buffers(recurse=False)} for owner in owners]
     metrics = [metric for metric in module.modules() if isinstance(metric, Metric)]

@@ -14,7 +14,8 @@ from lightning_fedstop.aggregation import BufferMean, RunningMean
 from lightning_fedstop.client_state import ClientStates, Key
 from lightning_fedstop.cohort import Cohort, cohort_size, deal
 from lightning_fedstop.collectives import gather, reduce
-from lightning_fedstop.local import CallHook, Job, LocalTrainer, LocalUpdate
+from lightning_fedstop.job import Job, LocalUpdate
+from lightning_fedstop.local import CallHook, LocalTrainer
 from lightning_fedstop.methods.base import Client, FederatedMethod, Federation
 from lightning_fedstop.seeding import derive_seed, torch_generator
 

@@ -1,29 +1,18 @@
 """The local solver: a module's own optimizer and scheduler, fresh for each client, its rate set once per round."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from copy import copy, deepcopy
 from typing import Any
 
+from lightning.fabric.plugins.precision import Precision
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
-from torch.optim import (
-    ASGD,
-    SGD,
-    Adadelta,
-    Adam,
-    Adamax,
-    AdamW,
-    NAdam,
-    Optimizer,
-    RAdam,
-    RMSprop,
-    Rprop,
-)
+from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from lightning_fedstop.flat_solver import FlatSolver
 from lightning_fedstop.parameters import FlatParameters
 
 
@@ -50,12 +39,31 @@ class LocalSolver:
         self.optimizer, self.scheduler_config = _parse(module.configure_optimizers(), name)
         self._state = deepcopy(self.optimizer.state_dict()["state"])
         self._round_groups: list[dict[str, Any]] | None = None
+        self._flat: FlatSolver | None = None
 
     def with_copies(self, module: LightningModule, optimizer: Optimizer) -> "LocalSolver":
         """The same solver for copies of the module and its optimizer, at this round's rates."""
         other = copy(self)
         other.module, other.optimizer, other.scheduler_config = module, optimizer, None
+        other._flat = None
         return other
+
+    def flatten(self, parameters: FlatParameters, precision: Precision) -> None:
+        """Take the steps on the vector of parameters, where that comes to the same, until :meth:`expose`."""
+        if not self._state and FlatSolver.refusal(self, precision) is None:
+            self._flat = FlatSolver(self, parameters, parameters.vector, parameters.grad)
+
+    def expose(self) -> Optimizer:
+        """The module's own optimizer for somebody to look at or change, which takes the steps itself from now on."""
+        if self._flat is not None:
+            self._flat.hand_back()
+            self._flat = None
+        return self.optimizer
+
+    @property
+    def stepping(self) -> Optimizer:
+        """The optimizer that takes a client's steps."""
+        return self.optimizer if self._flat is None else self._flat.follow()
 
     def _groups(self) -> list[dict[str, Any]]:
         return [{k: deepcopy(v) for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
@@ -68,6 +76,8 @@ class LocalSolver:
         """Forget what the last client's steps left in the optimizer."""
         self._restore_groups()
         self.optimizer.state.clear()
+        if self._flat is not None:
+            self._flat.restart()
         if self._state:
             state_dict = self.optimizer.state_dict()
             self.optimizer.load_state_dict({**state_dict, "state": deepcopy(self._state)})
@@ -96,6 +106,8 @@ class LocalSolver:
                         f"The scheduler monitors {config.monitor!r}, which is not logged; logged are {sorted(metrics)}."
                     )
                 return
+        # The clients' steps are taken by copies, and the scheduler warns where it has seen none of its own optimizer.
+        vars(self.optimizer)["_opt_called"] = True
         self.module.lr_scheduler_step(config.scheduler, metric)
 
     def _restore_groups(self) -> None:
@@ -143,84 +155,6 @@ class LocalSolver:
         if self.scheduler_config is not None:
             self.scheduler_config.scheduler.load_state_dict(state_dict["scheduler"])
         self.start_round()
-
-
-ELEMENTWISE = (SGD, Adam, AdamW, Adamax, NAdam, RAdam, Adadelta, RMSprop, Rprop, ASGD)
-"""Optimizers that treat each number by itself, so that a stack of clients is to them one longer vector."""
-
-
-class StackSolver:
-    """A solver's optimizer for the local models of several clients at once, in one tensor.
-
-    Args:
-        solver: whose optimizer and rates are taken; it is left as it is.
-        parameters: the module's trainable parameters.
-        x: shape ``(M, d)``; the local models.
-        grad: shape ``(M, d)``; what moves them.
-    """
-
-    def __init__(self, solver: LocalSolver, parameters: FlatParameters, x: Tensor, grad: Tensor) -> None:
-        # A copy has the rates and neither the hooks nor the counter that a scheduler puts on `step`.
-        self.optimizer = copy(solver.optimizer)
-        self._spans = _spans(solver.optimizer, parameters)
-        self._groups = solver.optimizer.param_groups
-        self._place(x, grad, None)
-
-    @staticmethod
-    def refusal(solver: LocalSolver) -> str | None:
-        """Why there can be none for this optimizer, ``None`` if there can."""
-        optimizer = solver.optimizer
-        name = type(optimizer).__name__
-        if type(optimizer) not in ELEMENTWISE:
-            return f"the optimizer {name} is none of {', '.join(kind.__name__ for kind in ELEMENTWISE)}"
-        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
-            return f"the optimizer {name} has step hooks, which see one client's parameters"
-        return None
-
-    def step(self) -> None:
-        """Move all local models."""
-        self.optimizer.step()
-
-    def keep(self, rows: Tensor, x: Tensor, grad: Tensor) -> None:
-        """Go on with these clients alone, whose models and gradients are now in ``x`` and ``grad``."""
-        self._place(x, grad, rows)
-
-    def _place(self, x: Tensor, grad: Tensor, rows: Tensor | None) -> None:
-        """Let the optimizer work on ``x`` and ``grad``; its state of the clients ``rows`` goes with them."""
-        state: defaultdict[Tensor, Any] = defaultdict(dict)
-        groups: list[dict[str, Any]] = []
-        old = [leaf for group in self.optimizer.param_groups for leaf in group["params"]]
-        for group, spans in zip(self._groups, self._spans, strict=True):
-            leaves = [x[:, start:stop] for start, stop in spans]
-            groups.append({**deepcopy({k: v for k, v in group.items() if k != "params"}), "params": leaves})
-            for leaf, (start, stop) in zip(leaves, spans, strict=True):
-                leaf.grad = grad[:, start:stop]
-                if rows is not None:
-                    kept = self.optimizer.state[old.pop(0)]
-                    state[leaf] = {k: v[rows] if _is_stacked(v) else v for k, v in kept.items()}
-        self.optimizer.param_groups = groups
-        self.optimizer.state = state
-
-
-def _is_stacked(value: Any) -> bool:
-    """Whether an optimizer's state is a number for each parameter, not one such as the count of steps."""
-    return isinstance(value, Tensor) and value.dim() > 1
-
-
-def _spans(optimizer: Optimizer, parameters: FlatParameters) -> list[list[tuple[int, int]]]:
-    """For each group of the optimizer, where its parameters lie in the vector, neighbours in one span."""
-    group_of = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
-    spans: list[list[tuple[int, int]]] = [[] for _ in optimizer.param_groups]
-    stop = 0
-    for parameter, size in zip(parameters.parameters, parameters.sizes, strict=True):
-        start, stop = stop, stop + size
-        number = group_of.get(id(parameter))
-        if number is None:
-            continue
-        if spans[number] and spans[number][-1][1] == start:
-            start, _ = spans[number].pop()
-        spans[number].append((start, stop))
-    return spans
 
 
 def _parse(configured: Any, name: str) -> tuple[Optimizer, LRSchedulerConfig | None]:

@@ -5,16 +5,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
-from lightning.fabric.plugins.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fedstop.client_stack import Finished, Stack, Unstackable
+from lightning_fedstop.flat_solver import FlatSolver
 from lightning_fedstop.hooks import BATCH_HOOKS, GRADIENT_HOOKS, Hooks
-from lightning_fedstop.local import Job, LocalTrainer, LocalUpdate
+from lightning_fedstop.job import Job, LocalUpdate
+from lightning_fedstop.local import LocalTrainer
 from lightning_fedstop.methods.base import Client, LocalStep
 from lightning_fedstop.seeding import RandomStream, seeded
-from lightning_fedstop.solver import StackSolver
 from lightning_fedstop.stacked_batches import Drawn, Group, group_batches
 from lightning_fedstop.stacked_check import check
 from lightning_fedstop.stacked_pass import Passed, StackedPass, uses_batch_idx
@@ -114,10 +114,7 @@ class StackedTrainer(LocalTrainer):
         for hook in GRADIENT_HOOKS:
             for owner in hooks.owners(hook):
                 return f"{type(owner).__name__} has `{hook}`, which sees the gradients of a single client"
-        precision = type(self.precision)
-        if self.scaler or precision not in (Precision, MixedPrecision, HalfPrecision, DoublePrecision):
-            return f"the precision {self.precision.precision!r} has {precision.__name__} take one client's steps"
-        return StackSolver.refusal(self.solver)
+        return FlatSolver.refusal(self.solver, self.precision)
 
     def _warn_of_batch_hooks(self) -> None:
         hooks = cast(Hooks, self.call_hook)

@@ -16,7 +16,8 @@ from lightning_fedstop.stacked_batches import Drawn, group_batches
 from lightning_fedstop.stacked_pass import can_be_padded
 
 if TYPE_CHECKING:
-    from lightning_fedstop.local import Job, LocalTrainer
+    from lightning_fedstop.job import Job
+    from lightning_fedstop.local import LocalTrainer
     from lightning_fedstop.stacked import StackedTrainer
 
 TOLERANCE = 0.02

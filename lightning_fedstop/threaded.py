@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lightning_fedstop.hooks import BATCH_HOOKS, GRADIENT_HOOKS, Hooks
-from lightning_fedstop.local import Job, LocalTrainer, LocalUpdate
+from lightning_fedstop.job import Job, LocalUpdate
+from lightning_fedstop.local import LocalTrainer
 from lightning_fedstop.methods.base import Client
 from lightning_fedstop.seeding import drawn_from, global_state, restore_state, seeded
 from lightning_fedstop.stacked_check import Attributes, first_batch, prepared

@@ -22,6 +22,8 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_fedstop.solver import LocalSolver
+
 
 class StrategyInterface:
     """A Fabric strategy with the few methods a ``Trainer``'s has beside them."""
@@ -96,7 +98,7 @@ class TrainerInterface:
         self.state = TrainerState()
         self.lightning_module: LightningModule | None = None
         self.datamodule: Any = None
-        self.optimizers: list[Optimizer] = []
+        self._solver: LocalSolver | None = None
         self.lr_scheduler_configs: list[LRSchedulerConfig] = []
         self.should_stop = False
         self.current_epoch = 0
@@ -122,6 +124,11 @@ class TrainerInterface:
     profiler = None
     _results = None  # what Lightning's own `log` asks for where nothing may be logged
     _logger_connector = SimpleNamespace(should_update_logs=False, _current_fx=None)
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        # Whoever asks may look at an optimizer's state or change its rates, so it takes the steps itself from now on.
+        return [] if self._solver is None else [self._solver.expose()]
 
     @property
     def max_epochs(self) -> int:

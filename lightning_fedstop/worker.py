@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_fedstop.hooks import Hooks
-from lightning_fedstop.local import LocalTrainer, LocalUpdate
+from lightning_fedstop.job import LocalUpdate
+from lightning_fedstop.local import LocalTrainer
 from lightning_fedstop.methods.base import Client
 from lightning_fedstop.parameters import FlatParameters
 from lightning_fedstop.results import ResultCollector

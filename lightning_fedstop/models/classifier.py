@@ -14,9 +14,8 @@ from torch.optim.lr_scheduler import ExponentialLR, LRScheduler
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
-from lightning_fedstop.models._backbone import build_backbone, nearest_size, takes
+from lightning_fedstop.models._backbone import build_backbone, exchange_layers, nearest_size, takes
 from lightning_fedstop.models._compiled import check_compiler, compile_blocks, is_transformed
-from lightning_fedstop.models._matmul import use_matmul, use_matmul_where_compiled
 
 _RESERVED = {"pretrained", "num_classes", "in_chans", "features_only", "checkpoint_path", "pretrained_cfg_overlay"}
 Batch = tuple[Tensor, Tensor]
@@ -109,7 +108,7 @@ class ImageClassifier(LightningModule):
         if matmul_layers and backbone.startswith("convnext"):
             kwargs.setdefault("conv_mlp", False)
         self.backbone = build_backbone(backbone, num_classes, in_chans, pretrained, weights_path, kwargs)
-        if matmul_layers and not use_matmul(self.backbone):
+        if matmul_layers and not exchange_layers(self.backbone):
             raise ValueError(f"`matmul_layers`: {backbone} has no depthwise convolution that could be a product.")
         if image_size is not None and not takes(self.backbone, in_chans, image_size, image_size):
             needed = nearest_size(self.backbone, in_chans, image_size, image_size)[0]
@@ -117,7 +116,7 @@ class ImageClassifier(LightningModule):
             raise ValueError(f"`image_size={image_size}`: {backbone} needs {bound} px.")
         if compile:
             if backbone.startswith("convnext"):
-                use_matmul_where_compiled(self.backbone)
+                exchange_layers(self.backbone, where_compiled=True)
             compile_blocks(self.backbone)
         self._sizes: dict[tuple[int, int], tuple[int, int]] = {}
         self.val_metrics = _metrics(num_classes, "val_")

@@ -34,12 +34,12 @@ def test_both_sides_start_from_one_model_and_move_alike(tmp_path):
     path = write_work(tmp_path, workload, 2)
     with np.load(path) as work:
         bare, cohorts = BareLoop(work), work["cohorts"].tolist()
-        module = Classifier("cnn", 8, 28, float(work["lr"]))
+        module = Classifier("cnn", 8, float(work["lr"]))
     start = FlatParameters(module).vector.clone()
     assert start.tolist() == [value for part in bare.theta for value in part.flatten().tolist()]
     for number in range(2):
         bare.round(number)
-    data = WorkData(path, workload.num_clients, workload.batch_size)
+    data = WorkData(path, workload.num_clients, workload.batch_size, workload.size)
     loop = make_loop(tmp_path, max_rounds=2, cohort=ScheduledCohort(cohorts), clients_per_round=3, gradient_clip_val=10)
     loop.fit(module, data)
     ours = FlatParameters(module).vector - start

@@ -1,0 +1,37 @@
+"""What a client is given in a round, and what it sends back."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from lightning_fedstop.methods.base import Client
+
+
+@dataclass
+class LocalUpdate:
+    """What a client sends back.
+
+    Attributes:
+        delta: shape ``(d,)``; Delta_m, the last local model minus the global model, in the global model's dtype.
+        steps: K_m, the local steps taken.
+    """
+
+    delta: Tensor
+    steps: int
+
+
+@dataclass
+class Job:
+    """A client's part in a round.
+
+    Attributes:
+        client: who trains.
+        make_batches: makes the client's loader anew; it is iterated once per local epoch.
+        seed: of the global random generators while the client trains.
+    """
+
+    client: Client
+    make_batches: Callable[[], Iterable[Any]]
+    seed: int
