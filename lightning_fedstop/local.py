@@ -122,20 +122,28 @@ class LocalTrainer:
 
     def train_client(self, client: Client, batches: Iterable[Any]) -> LocalUpdate:
         """One client's local steps; ``steps`` is 0 if there was no batch."""
-        start = self.start_client(client)
-        self._prepare(client, batches)
-        steps = self._take_steps(client, batches)
-        self.collector.start_batch(None)
-        return LocalUpdate(self.parameters.vector.to(client.theta.dtype) - start, steps)
+        return self.update_of(client, self.take_steps(client, batches))
 
-    def start_client(self, client: Client) -> Tensor:
-        """Let the module hold theta, with a fresh optimizer; gives the client's start as the update counts it."""
+    def take_steps(self, client: Client, batches: Iterable[Any]) -> int:
+        """Take one client's local steps, after which the module holds its local model; gives their number."""
+        self.start_client(client)
+        self._prepare(client, batches)
+        steps = self._step_through(client, batches)
+        self.collector.start_batch(None)
+        return steps
+
+    def start_client(self, client: Client) -> None:
+        """Let the module hold theta, with a fresh optimizer."""
         self.solver.start_client()
         if self.scaler:
             self.scaler.load_state_dict(self._scaler_state)
-        vector = self.parameters.vector.copy_(client.theta)
+        self.parameters.vector.copy_(client.theta)
+
+    def update_of(self, client: Client, steps: int) -> LocalUpdate:
+        """What a client sends back whose local model the module holds."""
+        x, theta = self.parameters.vector, client.theta
         # A module in bfloat16 starts from a rounded theta: the rounding is no part of the update.
-        return client.theta if vector.dtype == client.theta.dtype else vector.to(client.theta.dtype)
+        return LocalUpdate(x.to(theta.dtype) - theta.to(x.dtype).to(theta.dtype), steps)
 
     def _prepare(self, client: Client, batches: Iterable[Any]) -> None:
         """What the method needs before the client's first step."""
@@ -143,7 +151,7 @@ class LocalTrainer:
             client.vectors["full_gradient"] = self._full_gradient(batches)
         self.method.start(client)
 
-    def _take_steps(self, client: Client, batches: Iterable[Any]) -> int:
+    def _step_through(self, client: Client, batches: Iterable[Any]) -> int:
         steps = 0
         for batch_idx, batch in self._epochs(batches):
             self.collector.start_batch(batch)

@@ -60,7 +60,7 @@ class StackedTrainer(LocalTrainer):
             self.call_hook("on_client_start", job.client.index)
         logged = self.collector.snapshot()
         trained: list[Finished] = []
-        start = self.start_client(jobs[0].client)
+        self.start_client(jobs[0].client)
         try:
             trained = self._train_stack(jobs)
         except Unstackable as reason:
@@ -72,7 +72,7 @@ class StackedTrainer(LocalTrainer):
             load_global()
             if batches is None:
                 self._load_local(job.client, trained[number])
-                update = LocalUpdate(trained[number].x.to(start.dtype) - start, trained[number].steps)
+                update = self.update_of(job.client, trained[number].steps)
             else:
                 job.client.vectors = {}
                 update = self._train(job, batches)

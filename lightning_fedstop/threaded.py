@@ -62,7 +62,7 @@ class ThreadedTrainer(LocalTrainer):
                     trained = results.popleft().result()
                     load_global()
                     self._load_local(trained)
-                    yield job.client, trained.update
+                    yield job.client, self.update_of(job.client, trained.steps)
                     job.client.vectors = {}
                     done += 1
         except Unshareable as reason:

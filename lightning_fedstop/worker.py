@@ -1,6 +1,7 @@
 """A copy of the module in which one thread trains clients, while other threads do the same in theirs."""
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
@@ -12,8 +13,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_fedstop.hooks import Hooks
-from lightning_fedstop.job import LocalUpdate
 from lightning_fedstop.local import LocalTrainer
+from lightning_fedstop.memory import release_memory
 from lightning_fedstop.methods.base import Client
 from lightning_fedstop.parameters import FlatParameters
 from lightning_fedstop.results import ResultCollector
@@ -34,13 +35,13 @@ class Trained:
     """What a worker leaves of a client; the worker goes on with another.
 
     Attributes:
-        update: what the client sends back.
+        steps: the local steps it took.
         x: shape ``(d,)``; its local model.
         buffers: those of the module after its training, by name.
         logged: what was logged, for :meth:`ResultCollector.merge`.
     """
 
-    update: LocalUpdate
+    steps: int
     x: Tensor
     buffers: dict[str, Tensor]
     logged: dict[str, Any]
@@ -100,6 +101,7 @@ class Worker(LocalTrainer):
         self.shared = shared
         self.buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
         self.attributes = Attributes(module)
+        self._released = time.perf_counter()
 
     def train(self, client: Client, make_batches: Callable[[], Iterable[Any]]) -> Trained:
         """One client's training.
@@ -111,13 +113,15 @@ class Worker(LocalTrainer):
         self._reset_buffers()
         with self.shared.fetching:
             batches = make_batches()
-        update = self.train_client(client, batches)
+        steps = self.take_steps(client, batches)
         if changed := self.attributes.changed():
             raise Unshareable(f"the `training_step` of {type(self.module).__name__} changes `{changed[0]}`")
         if drawn_from(self.shared.state, global_state()):
             raise Unshareable(f"the training of {type(self.module).__name__} draws from the global random generators")
         buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
-        return Trained(update, self.parameters.vector.clone(), buffers, self.collector.take())
+        trained = Trained(steps, self.parameters.vector.clone(), buffers, self.collector.take())
+        self._released = release_memory(self._released)
+        return trained
 
     def epoch(self, batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """One local epoch's batches, which are fetched by one thread at a time unless the data allows more."""
