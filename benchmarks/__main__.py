@@ -10,7 +10,7 @@ COMMANDS = {
     "round": "ours against a bare PyTorch loop that does the same work",
     "memory": "peak memory of a whole process against the number of clients",
     "criterion": "the stop decision as a share of a round",
-    "scaling": "1, 2, ... processes against one",
+    "scaling": "several processes, and several threads of one, against one client after the other",
     "methods": "all ten methods relative to FedAvg",
     "steps": "local steps: eager, compiled, bf16, channels last, matrix products",
 }

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import truediv
 from pathlib import Path
 from types import TracebackType
 
@@ -23,7 +24,7 @@ class Figures:
         seconds: of each round.
         peak: resident memory at its highest, in GiB.
         criterion: seconds of the stop decision in each round.
-        idle: share of each round that processes waited for others.
+        idle: share of each round that processes or threads waited, on average, for the last one.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -69,6 +70,12 @@ class Paced:
             self.figures.seconds.append(seconds)
             self.figures.criterion += more[:1]
             self.figures.idle += more[1:2]
+
+
+def ratio(ours: Figures, floor: Figures) -> float:
+    """Median over rounds, each of which is the same work for both; cohorts differ."""
+    value: float = statistics.median(map(truediv, ours.seconds, floor.seconds))
+    return value
 
 
 def resident_peak(pid: int) -> float:

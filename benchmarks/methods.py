@@ -1,13 +1,12 @@
 """All ten methods relative to FedAvg."""
 
 import argparse
-import statistics
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Paced, print_table, side_by_side
+from benchmarks.measure import Paced, print_table, ratio, side_by_side
 from benchmarks.workloads import WORKLOADS, add_workload, write_work
 from lightning_fedstop import methods
 
@@ -38,12 +37,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             name: stack.enter_context(Paced("our_loop", work, options.threads, [f"method={name}"])) for name in NAMES
         }
         figures = side_by_side(paced, options.rounds)
-    floor = figures["FedAvg"].seconds
     rows, result = [], {}
     for name, found in figures.items():
         gradients = getattr(methods, name)().gradients_per_step
-        # Cohorts differ in their work, so each round is compared with the same round of FedAvg.
-        relative = statistics.median(ours / theirs for ours, theirs in zip(found.seconds, floor, strict=True))
+        relative = ratio(found, figures["FedAvg"])
         per_gradient = relative / gradients
         result[name] = {
             "relative": relative,

@@ -81,8 +81,9 @@ class Paced(Callback):
         """Answer for the round before, and wait for the next line."""
         if self.began is not None and trainer.is_global_zero:
             usages = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-            idle = trainer.row.get("seconds_idle") or 0.0
-            figures = [time.perf_counter() - self.began, usages[0] / 2**20, trainer.row["seconds_criterion"], idle]
+            seconds = time.perf_counter() - self.began
+            idle = (trainer.row.get("seconds_idle") or 0.0) / seconds
+            figures = [seconds, usages[0] / 2**20, trainer.row["seconds_criterion"], idle]
             print(*figures, flush=True)
         if trainer.is_global_zero and not sys.stdin.readline():
             trainer.should_stop = True

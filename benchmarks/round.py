@@ -3,11 +3,10 @@
 import argparse
 import statistics
 import tempfile
-from operator import truediv
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Paced, print_table, side_by_side
+from benchmarks.measure import Paced, print_table, ratio, side_by_side
 from benchmarks.workloads import WORKLOADS, add_workload, write_work
 
 
@@ -27,12 +26,15 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         ):
             figures = side_by_side({"bare": bare, "ours": ours}, options.rounds)
     result = {
-        "ratio": statistics.median(map(truediv, figures["ours"].seconds, figures["bare"].seconds)),
+        "ratio": ratio(figures["ours"], figures["bare"]),
         "memory_ratio": figures["ours"].peak / figures["bare"].peak,
+        "idle": statistics.median(figures["ours"].idle),
         "workload": options.workload,
         **{name: {"seconds": f.seconds, "peak_gib": f.peak} for name, f in figures.items()},
     }
-    rows = [(name, f.median, f.peak) for name, f in figures.items()]
-    rows.append(("ours / bare", result["ratio"], result["memory_ratio"]))
-    print_table(f"{options.workload}, {options.rounds} rounds", ("", "seconds a round", "peak GiB"), rows)
+    rows = [("bare", figures["bare"].median, figures["bare"].peak, "")]
+    rows.append(("ours", figures["ours"].median, figures["ours"].peak, f"{result['idle']:.1%}"))
+    rows.append(("ours / bare", result["ratio"], result["memory_ratio"], ""))
+    columns = ("", "seconds a round", "peak GiB", "idle share")
+    print_table(f"{options.workload}, {options.rounds} rounds", columns, rows)
     return result

@@ -116,6 +116,8 @@ class FedStopCLI(LightningCLI):
             "subclass_mode_model": True,
             "subclass_mode_data": True,
         }
+        given = sys.argv[1:] if args is None else args
+        self._command = given[0] if isinstance(given, list) and given and given[0] in self.subcommands() else None
         super().__init__(args=args, run=run, parser_kwargs=parser_kwargs, **{**defaults, **kwargs})
 
     def setup_parser(
@@ -125,6 +127,13 @@ class FedStopCLI(LightningCLI):
         super().setup_parser(add_subcommands, main_kwargs, subparser_kwargs)
         if isinstance(self.parser, FedStopParser) and add_subcommands:
             self.parser.commands = self._subcommand_parsers
+
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        """Build a command's parser, empty if it is another one's turn: each takes a tenth of a second."""
+        if self._command in (None, subcommand):
+            return super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        self._subcommand_method_arguments[subcommand] = []
+        return self.init_parser(**kwargs)
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -162,16 +171,24 @@ class FedStopCLI(LightningCLI):
         self.model_is_named = is_named("model", given)
         # A class that replaces the default one inherits that one's defaults where the names agree, `lr` say. So look
         # first which classes are meant, and parse again with these as the default ones.
-        self._use_defaults_of(parser.parse_args([arg for arg in given if not arg.startswith("--print_config")]))
-        self.config = parser.parse_args(given)
+        plain = [arg for arg in given if not arg.startswith("--print_config")]
+        self.config = parser.parse_args(plain)
+        if self._use_defaults_of(self.config) or plain != given:
+            self.config = parser.parse_args(given)
 
-    def _use_defaults_of(self, config: Namespace) -> None:
+    def _use_defaults_of(self, config: Namespace) -> bool:
+        """Make the classes that are meant the default ones; gives whether others were."""
         parser, chosen = self.parser, config
         if config.get("subcommand"):
             parser, chosen = self._subcommand_parsers[config.subcommand], config[config.subcommand]
-        for key in ("model", "data"):
-            if chosen.get(f"{key}.class_path"):
-                parser.set_defaults({key: {"class_path": chosen[key].class_path}})
+        meant = {key: chosen.get(f"{key}.class_path") for key in ("model", "data")}
+        others = {
+            key: {"class_path": path}
+            for key, path in meant.items()
+            if path and path != (parser.get_default(key) or {}).get("class_path")
+        }
+        parser.set_defaults(others)
+        return bool(others)
 
     def _parse_ckpt_path(self) -> None:
         """Take over the model's hyperparameters from the checkpoint where it says of which class they are.

@@ -13,10 +13,6 @@ from lightning_fedstop.parameters import FlatParameters
 from lightning_fedstop.solver import LocalSolver
 
 
-class Unstackable(Exception):
-    """Says why clients cannot be trained as a stack."""
-
-
 @dataclass
 class Finished:
     """A client at the end of its local steps.

@@ -8,21 +8,21 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from lightning_fedstop.client_stack import Finished, Stack, Unstackable
+from lightning_fedstop.client_stack import Finished, Stack
 from lightning_fedstop.flat_solver import FlatSolver
 from lightning_fedstop.hooks import BATCH_HOOKS, GRADIENT_HOOKS, Hooks
 from lightning_fedstop.job import Job, LocalUpdate
-from lightning_fedstop.local import LocalTrainer
 from lightning_fedstop.methods.base import Client, LocalStep
 from lightning_fedstop.seeding import RandomStream, seeded
 from lightning_fedstop.stacked_batches import Drawn, Group, group_batches
-from lightning_fedstop.stacked_check import check
+from lightning_fedstop.stacked_check import check_stack
 from lightning_fedstop.stacked_pass import Passed, StackedPass, uses_batch_idx
+from lightning_fedstop.together import TogetherTrainer, Unsuitable
 
 OWN_STEPS = ("backward", "optimizer_step", "configure_gradient_clipping", "optimizer_zero_grad")
 
 
-class StackedTrainer(LocalTrainer):
+class StackedTrainer(TogetherTrainer):
     """Trains the clients of a process at once; the step is :class:`LocalTrainer`'s, on vectors with a row for each.
 
     All take their k-th step together. A client that has run out of batches leaves the stack. Batches of equal shape go
@@ -37,8 +37,6 @@ class StackedTrainer(LocalTrainer):
     def __init__(self, chunk_size: int | None, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.chunk_size = chunk_size
-        self.is_checked = False
-        self.refusal: str | None = None
         self.pads = False
         self.moving: list[str] = []
         self._tells = False
@@ -52,31 +50,25 @@ class StackedTrainer(LocalTrainer):
         self.finished = [time.perf_counter()]
 
     def _run_chunk(self, jobs: Sequence[Job], load_global: Callable[[], None]) -> Iterator[tuple[Client, LocalUpdate]]:
-        if len(jobs) == 1 or not self._can_stack(jobs, load_global):
+        if len(jobs) == 1 or not self.suits(jobs, load_global):
             yield from super().run(jobs, load_global)
             return
         load_global()
         for job in jobs:
             self.call_hook("on_client_start", job.client.index)
         logged = self.collector.snapshot()
-        trained: list[Finished] = []
         self.start_client(jobs[0].client)
         try:
             trained = self._train_stack(jobs)
-        except Unstackable as reason:
-            self._fall_back(str(reason))
-        if not trained:
+        except Unsuitable as reason:
+            self.fall_back(str(reason))
             self.collector.restore(logged)
-        for number, job in enumerate(jobs):
-            batches = None if trained else job.make_batches()
+            yield from self.train_in_turn(jobs, load_global)
+            return
+        for job, local in zip(jobs, trained, strict=True):
             load_global()
-            if batches is None:
-                self._load_local(job.client, trained[number])
-                update = self.update_of(job.client, trained[number].steps)
-            else:
-                job.client.vectors = {}
-                update = self._train(job, batches)
-            yield job.client, update
+            self._load_local(job.client, local)
+            yield job.client, self.update_of(job.client, local.steps)
             job.client.vectors = {}
 
     def _load_local(self, client: Client, local: Finished) -> None:
@@ -87,25 +79,18 @@ class StackedTrainer(LocalTrainer):
         for name, buffer in zip(self.moving, local.buffers, strict=True):
             held[name].copy_(buffer)
 
-    def _can_stack(self, jobs: Sequence[Job], load_global: Callable[[], None]) -> bool:
-        """Whether the module can be stacked, found out with the first clients there are."""
-        if not self.is_checked:
-            try:
-                if reason := self._known_refusal():
-                    raise Unstackable(reason)
-                self.is_checked = check(self, jobs[:2], load_global)
-                if self.is_checked:
-                    self._warn_of_batch_hooks()
-            except Unstackable as reason:
-                self._fall_back(str(reason))
-        return self.is_checked and self.refusal is None
+    def check(self, jobs: Sequence[Job], load_global: Callable[[], None]) -> bool:
+        """Take the first step of two clients one by one and stacked, and compare."""
+        is_checked = check_stack(self, jobs[:2], load_global)
+        if is_checked:
+            self._warn_of_batch_hooks()
+        return is_checked
 
-    def _fall_back(self, reason: str) -> None:
-        self.is_checked = True
-        self.refusal = reason
+    def announce(self, reason: str) -> None:
+        """Warn the user, who has asked for stacks."""
         rank_zero_warn(f"`client_backend='stacked'` trains one client after the other instead, because {reason}.")
 
-    def _known_refusal(self) -> str | None:
+    def known_refusal(self, jobs: Sequence[Job]) -> str | None:
         """What speaks against a stack before anything is tried."""
         hooks, name = cast(Hooks, self.call_hook), type(self.module).__name__
         for own in (*OWN_STEPS, *BATCH_HOOKS):
@@ -179,7 +164,7 @@ class StackedTrainer(LocalTrainer):
         """One local step of all clients of a stack; gives what each group's first pass came to, none if skipped.
 
         Raises:
-            Unstackable: if anything in it fails for a stack, or some clients alone skip their batches.
+            Unsuitable: if anything in it fails for a stack, or some clients alone skip their batches.
         """
         outputs: list[list[tuple[Group, Passed]] | None] = []
 
@@ -193,13 +178,13 @@ class StackedTrainer(LocalTrainer):
                 self._warn_of_none()
                 return []
             stack.solver.step()
-        except Unstackable:
+        except Unsuitable:
             raise
         except Exception as error:
             what = str(error).strip().split("\n")[0].rstrip(".")
             if isinstance(error, torch.cuda.OutOfMemoryError):
                 what = f"`stack_chunk_size` must be below {len(stack.members)} here"
-            raise Unstackable(f"a step of a stack fails with {type(error).__name__}: {what}") from error
+            raise Unsuitable(f"a step of a stack fails with {type(error).__name__}: {what}") from error
         stack.steps += 1
         return outputs[0] or []
 
@@ -222,7 +207,7 @@ class StackedTrainer(LocalTrainer):
             given.append((group, passed))
         skipped = {passed.skipped for _, passed in given}
         if len(skipped) > 1:
-            raise Unstackable("`training_step` returns None for the batches of some clients and not of others")
+            raise Unsuitable("`training_step` returns None for the batches of some clients and not of others")
         return None if skipped == {True} else given
 
     @staticmethod

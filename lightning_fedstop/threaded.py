@@ -15,19 +15,20 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from lightning_fedstop.attributes import Attributes
 from lightning_fedstop.hooks import BATCH_HOOKS, GRADIENT_HOOKS, Hooks
 from lightning_fedstop.job import Job, LocalUpdate
 from lightning_fedstop.local import LocalTrainer
 from lightning_fedstop.methods.base import Client
 from lightning_fedstop.seeding import drawn_from, global_state, restore_state, seeded
-from lightning_fedstop.stacked_check import Attributes, first_batch, prepared
-from lightning_fedstop.worker import Shared, Trained, Unshareable, Worker
+from lightning_fedstop.together import TogetherTrainer, Unsuitable
+from lightning_fedstop.worker import Shared, Trained, Worker
 
 TOLERANCE = 1e-5
 """Largest distance between a step on the module and on a copy, in units of its length: rounding at most."""
 
 
-class ThreadedTrainer(LocalTrainer):
+class ThreadedTrainer(TogetherTrainer):
     """Trains several clients at once, each in a thread with a copy of the module and its share of torch's threads.
 
     Clients are handed out as threads become free and come back in the order of the jobs, so that a round gives the same
@@ -43,13 +44,11 @@ class ThreadedTrainer(LocalTrainer):
     def __init__(self, num_threads: int, module: LightningModule, *arguments: Any) -> None:
         super().__init__(module, *arguments)
         self.num_threads = num_threads
-        self.is_checked = False
-        self.refusal: str | None = None
         self._options = arguments[7:]
 
     def run(self, jobs: Sequence[Job], load_global: Callable[[], None]) -> Iterator[tuple[Client, LocalUpdate]]:
         """Train the clients of a round; see :meth:`LocalTrainer.run`."""
-        if len(jobs) < 2 or not self._can_share(jobs, load_global):
+        if len(jobs) < 2 or not self.suits(jobs, load_global):
             yield from super().run(jobs, load_global)
             return
         load_global()
@@ -65,15 +64,9 @@ class ThreadedTrainer(LocalTrainer):
                     yield job.client, self.update_of(job.client, trained.steps)
                     job.client.vectors = {}
                     done += 1
-        except Unshareable as reason:
-            self._fall_back(str(reason))
-            for job in jobs[done:]:
-                batches = job.make_batches()
-                load_global()
-                job.client.vectors = {}
-                yield job.client, self._train(job, batches)
-                job.client.vectors = {}
-            self.finished = [time.perf_counter()]
+        except Unsuitable as reason:
+            self.fall_back(str(reason))
+            yield from self.train_in_turn(jobs[done:], load_global)
 
     @contextmanager
     def _results(self, jobs: Sequence[Job]) -> Iterator[deque["Future[Trained]"]]:
@@ -98,7 +91,7 @@ class ThreadedTrainer(LocalTrainer):
             results = deque(pool.submit(train, job) for job in jobs)
             try:
                 yield results
-            except Unshareable:
+            except Unsuitable:
                 _end(pool, shared)
                 restore_state(shared.state)
                 raise
@@ -123,23 +116,11 @@ class ThreadedTrainer(LocalTrainer):
             buffer.copy_(trained.buffers[name])
         self.collector.merge(trained.logged)
 
-    def _can_share(self, jobs: Sequence[Job], load_global: Callable[[], None]) -> bool:
-        """Whether threads can train this module, found out with the first client there is."""
-        if not self.is_checked:
-            try:
-                if reason := self._known_refusal(jobs[0]):
-                    raise Unshareable(reason)
-                self.is_checked = self._check(jobs[0], load_global, min(self.num_threads, len(jobs)))
-            except Unshareable as reason:
-                self._fall_back(str(reason))
-        return self.is_checked and self.refusal is None
-
-    def _fall_back(self, reason: str) -> None:
-        self.is_checked = True
-        self.refusal = reason
+    def announce(self, reason: str) -> None:
+        """Tell the user, who has not asked for threads by name."""
         rank_zero_info(f"`devices='auto'` trains one client after the other, because {reason}.")
 
-    def _known_refusal(self, job: Job) -> str | None:
+    def known_refusal(self, jobs: Sequence[Job]) -> str | None:
         """What speaks against threads before anything is tried."""
         hooks = cast(Hooks, self.call_hook)
         for hook in (*BATCH_HOOKS, *GRADIENT_HOOKS):
@@ -152,7 +133,7 @@ class ThreadedTrainer(LocalTrainer):
                 callback._every_n_train_steps or callback._train_time_interval is not None
             ):
                 return "ModelCheckpoint saves within rounds"
-        batches = job.make_batches()
+        batches = jobs[0].make_batches()
         if isinstance(batches, DataLoader) and batches.num_workers:
             return f"the loaders of the clients start {batches.num_workers} processes each"
         if self.scaler:
@@ -166,8 +147,8 @@ class ThreadedTrainer(LocalTrainer):
                 return f"the parameter {name} has a gradient hook"
         return None
 
-    def _check(self, job: Job, load_global: Callable[[], None], count: int) -> bool:
-        """Take a client's first step on the module and on a copy, in a thread as one of ``count``, and compare.
+    def check(self, jobs: Sequence[Job], load_global: Callable[[], None]) -> bool:
+        """Take a client's first step on the module and, in a thread as in a round, on a copy, and compare.
 
         Nothing of it stays but what a module sets once and for all in its first step.
 
@@ -175,13 +156,13 @@ class ThreadedTrainer(LocalTrainer):
             False if the client had no batch to try.
 
         Raises:
-            Unshareable: saying why.
+            Unsuitable: saying why.
         """
         attributes = Attributes(self.module, restorable=True)
         is_same = False
         try:
-            with self.collector.muted(), self._pool(count) as pool:
-                is_same = pool.submit(self._compare, job, load_global).result()
+            with self.collector.muted(), self._pool(min(self.num_threads, len(jobs))) as pool:
+                is_same = pool.submit(self._compare, jobs[0], load_global).result()
                 return is_same
         finally:
             # What the first step alone has set is a cache, which the copies would fill anew.
@@ -192,14 +173,14 @@ class ThreadedTrainer(LocalTrainer):
     def _compare(self, job: Job, load_global: Callable[[], None]) -> bool:
         name = type(self.module).__name__
         load_global()
-        drawn = first_batch(self, job)
+        drawn = self.first_batch(job)
         if drawn is None:
             return False
         with seeded(job.seed):
             state = global_state()
             after = self._stepped(self, job, drawn)
             if drawn_from(state, global_state()):
-                raise Unshareable(f"the `training_step` of {name} draws from the global random generators")
+                raise Unsuitable(f"the `training_step` of {name} draws from the global random generators")
         load_global()
         worker = Worker(self, Shared.now(), self._options)
         method = _held(self.method)
@@ -207,21 +188,20 @@ class ThreadedTrainer(LocalTrainer):
             copied = self._stepped(worker, job, drawn)
         except Exception as error:
             what = str(error).strip().split("\n")[0].rstrip(".")
-            raise Unshareable(f"a step of a copy of {name} fails with {type(error).__name__}: {what}") from error
+            raise Unsuitable(f"a step of a copy of {name} fails with {type(error).__name__}: {what}") from error
         if changed := worker.attributes.changed():
-            raise Unshareable(f"the `training_step` of {name} changes `{changed[0]}`")
+            raise Unsuitable(f"the `training_step` of {name} changes `{changed[0]}`")
         if _held(self.method) != method:
-            raise Unshareable(f"{type(self.method).__name__} changes what it holds during a client's steps")
+            raise Unsuitable(f"{type(self.method).__name__} changes what it holds during a client's steps")
         for one, other in zip(after, copied, strict=True):
             distance, length = torch.linalg.vector_norm(one - other), torch.linalg.vector_norm(one)
             if torch.isfinite(one).all() and not distance <= TOLERANCE * length:
-                raise Unshareable(f"a step of a copy of {name} is off by {float(distance / length):.2g} of its length")
+                raise Unsuitable(f"a step of a copy of {name} is off by {float(distance / length):.2g} of its length")
         return True
 
-    @staticmethod
-    def _stepped(trainer: LocalTrainer, job: Job, drawn: tuple[int, Any]) -> tuple[Tensor, Tensor]:
+    def _stepped(self, trainer: LocalTrainer, job: Job, drawn: tuple[int, Any]) -> tuple[Tensor, Tensor]:
         """The direction of a client's first step, and where it leads."""
-        client = prepared(trainer, job)
+        client = self.prepared(job)
         trainer.start_client(client)
         trainer.step(client, 0, drawn[1], drawn[0])
         return trainer.parameters.grad.clone(), trainer.parameters.vector.clone()

@@ -12,6 +12,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_fedstop.attributes import Attributes
 from lightning_fedstop.hooks import Hooks
 from lightning_fedstop.local import LocalTrainer
 from lightning_fedstop.memory import release_memory
@@ -19,11 +20,7 @@ from lightning_fedstop.methods.base import Client
 from lightning_fedstop.parameters import FlatParameters
 from lightning_fedstop.results import ResultCollector
 from lightning_fedstop.seeding import drawn_from, global_state
-from lightning_fedstop.stacked_check import Attributes
-
-
-class Unshareable(Exception):
-    """Says why clients cannot be trained by several threads."""
+from lightning_fedstop.together import Unsuitable
 
 
 class Cancelled(Exception):
@@ -81,7 +78,7 @@ class Worker(LocalTrainer):
         options: the further arguments of :class:`LocalTrainer`, from ``local_epochs`` on.
 
     Raises:
-        Unshareable: if there can be no copy.
+        Unsuitable: if there can be no copy.
     """
 
     def __init__(self, source: LocalTrainer, shared: Shared, options: tuple[Any, ...]) -> None:
@@ -107,7 +104,7 @@ class Worker(LocalTrainer):
         """One client's training.
 
         Raises:
-            Unshareable: if it drew random numbers, or changed the copy's attributes, which would be lost.
+            Unsuitable: if it drew random numbers, or changed the copy's attributes, which would be lost.
             Cancelled: if the round has been broken off.
         """
         self._reset_buffers()
@@ -115,9 +112,9 @@ class Worker(LocalTrainer):
             batches = make_batches()
         steps = self.take_steps(client, batches)
         if changed := self.attributes.changed():
-            raise Unshareable(f"the `training_step` of {type(self.module).__name__} changes `{changed[0]}`")
+            raise Unsuitable(f"the `training_step` of {type(self.module).__name__} changes `{changed[0]}`")
         if drawn_from(self.shared.state, global_state()):
-            raise Unshareable(f"the training of {type(self.module).__name__} draws from the global random generators")
+            raise Unsuitable(f"the training of {type(self.module).__name__} draws from the global random generators")
         buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         trained = Trained(steps, self.parameters.vector.clone(), buffers, self.collector.take())
         self._released = release_memory(self._released)
@@ -166,7 +163,7 @@ def _copied(source: LocalTrainer) -> tuple[LightningModule, Optimizer, ResultCol
         copied, optimizer, collector = deepcopy((module, source.solver.optimizer, source.collector), memo)
     except Exception as error:
         what = str(error).strip().split("\n")[0].rstrip(".")
-        raise Unshareable(f"{type(module).__name__} cannot be copied ({type(error).__name__}: {what})") from error
+        raise Unsuitable(f"{type(module).__name__} cannot be copied ({type(error).__name__}: {what})") from error
     copied.trainer = loop
     collector.take()
     return copied, optimizer, collector

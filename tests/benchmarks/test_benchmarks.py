@@ -24,6 +24,7 @@ def test_round_gives_both_sides_and_the_ratio_on_top(tmp_path, capsys):
     assert next(iter(result)) == "ratio"
     assert result["ratio"] == pytest.approx(result["ours"]["seconds"][0] / result["bare"]["seconds"][0])
     assert result["ours"]["peak_gib"] > 0.05
+    assert 0 <= result["idle"] < 1
 
 
 def test_both_sides_start_from_one_model_and_move_alike(tmp_path):
