@@ -85,10 +85,8 @@ class Paced(Callback):
             idle = (trainer.row.get("seconds_idle") or 0.0) / seconds
             figures = [seconds, usages[0] / 2**20, trainer.row["seconds_criterion"], idle]
             print(*figures, flush=True)
-        if trainer.is_global_zero and not sys.stdin.readline():
-            trainer.should_stop = True
+        if not trainer.strategy.broadcast(trainer.is_global_zero and bool(sys.stdin.readline())):
             raise SystemExit
-        trainer.strategy.barrier()
         self.began = time.perf_counter()
 
 

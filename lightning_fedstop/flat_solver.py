@@ -57,6 +57,8 @@ class FlatSolver:
             return f"the optimizer {name} is none of {', '.join(kind.__name__ for kind in ELEMENTWISE)}"
         if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
             return f"the optimizer {name} has step hooks, which see one client's parameters"
+        if any(value is optimizer for value in vars(solver.module).values()):
+            return f"{type(solver.module).__name__} keeps the optimizer, and may look at its state"
         return None
 
     def restart(self) -> None:

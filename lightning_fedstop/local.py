@@ -280,5 +280,10 @@ class LocalTrainer:
         if self._owns_clipping:
             self.module.configure_gradient_clipping(self.solver.optimizer, self.gradient_clip_val, None)
         elif self.gradient_clip_val is not None:
-            norm = torch.linalg.vector_norm(grad, dim=-1, keepdim=True)
-            grad.mul_((self.gradient_clip_val / (norm + 1e-6)).clamp(max=1.0))
+            norm = torch.linalg.vector_norm(grad, dim=-1, keepdim=True) + 1e-6
+            if norm.device.type == "cpu" and norm.numel() == 1:
+                # No device waits for the host: a gradient that is short enough needs no further operation.
+                if not float(norm) <= self.gradient_clip_val:
+                    grad.mul_(self.gradient_clip_val / float(norm))
+            else:
+                grad.mul_((self.gradient_clip_val / norm).clamp(max=1.0))

@@ -25,6 +25,9 @@ class LocalSolver:
     Args:
         module: its ``configure_optimizers`` is called once.
 
+    Attributes:
+        was_asked_for: somebody has asked for the optimizer, to look at it or change it, since this was set to False.
+
     Raises:
         MisconfigurationException: unless the module uses automatic optimization with exactly one optimizer.
     """
@@ -40,6 +43,7 @@ class LocalSolver:
         self._state = deepcopy(self.optimizer.state_dict()["state"])
         self._round_groups: list[dict[str, Any]] | None = None
         self._flat: FlatSolver | None = None
+        self.was_asked_for = False
 
     def with_copies(self, module: LightningModule, optimizer: Optimizer) -> "LocalSolver":
         """The same solver for copies of the module and its optimizer, at this round's rates."""
@@ -55,6 +59,7 @@ class LocalSolver:
 
     def expose(self) -> Optimizer:
         """The module's own optimizer for somebody to look at or change, which takes the steps itself from now on."""
+        self.was_asked_for = True
         if self._flat is not None:
             self._flat.hand_back()
             self._flat = None

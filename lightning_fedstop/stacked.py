@@ -128,6 +128,7 @@ class StackedTrainer(TogetherTrainer):
             drawers.append(self._epochs(batches))
         stack = self.make_stack([job.client for job in jobs])
         passes = self.make_pass()
+        self.solver.was_asked_for = False
         with seeded(jobs[0].seed):
             while stack.members:
                 drawn: list[Drawn | None] = []
@@ -185,6 +186,7 @@ class StackedTrainer(TogetherTrainer):
             if isinstance(error, torch.cuda.OutOfMemoryError):
                 what = f"`stack_chunk_size` must be below {len(stack.members)} here"
             raise Unsuitable(f"a step of a stack fails with {type(error).__name__}: {what}") from error
+        self.refuse_if_asked()
         stack.steps += 1
         return outputs[0] or []
 

@@ -63,6 +63,16 @@ class TogetherTrainer(LocalTrainer):
                 self.fall_back(str(reason))
         return self.is_checked and self.refusal is None
 
+    def refuse_if_asked(self) -> None:
+        """Raise if somebody has asked for the optimizer, whose rates clients have copies of.
+
+        Raises:
+            Unsuitable: saying so.
+        """
+        if self.solver.was_asked_for:
+            name = type(self.module).__name__
+            raise Unsuitable(f"the training of {name} asks for the optimizer, of which each client has its own")
+
     def fall_back(self, reason: str) -> None:
         """Train one client after the other from now on."""
         self.is_checked = True

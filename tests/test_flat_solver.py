@@ -125,13 +125,16 @@ class _Own(SGD):
         (lambda p: Adagrad(p), Precision(), "the optimizer Adagrad is none of SGD, Adam"),
         (lambda p: _Own(p, 0.1), Precision(), "the optimizer _Own is none of"),
         (lambda p: _hooked(SGD(p, 0.1)), Precision(), "the optimizer SGD has step hooks"),
+        ("kept", Precision(), "ToyModule keeps the optimizer"),
         (lambda p: SGD(p, 0.1), type("Mine", (Precision,), {})(), "the precision '32-true' has Mine take"),
         (lambda p: SGD(p, 0.1), MixedPrecision("bf16-mixed", "cpu"), None),
     ],
 )
 def test_other_optimizers_and_precisions_are_refused(make, precision, reason):
     module = ToyModule()
-    module.configure_optimizers = lambda: make(module.parameters())
+    if make == "kept":
+        module.kept = SGD(module.parameters(), 0.1)
+    module.configure_optimizers = lambda: module.kept if make == "kept" else make(module.parameters())
     solver = LocalSolver(module)
     refusal = FlatSolver.refusal(solver, precision)
     assert refusal == reason or refusal.startswith(reason)

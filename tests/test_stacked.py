@@ -463,6 +463,32 @@ def test_a_failure_in_a_later_round_falls_back_from_there(tmp_path):
     assert "data-dependent" in loop.server.trainer.refusal
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_module_that_sets_the_optimizers_rate_in_a_step_falls_back(tmp_path, first):
+    class Warming(PerSample):
+        def training_step(self, batch, batch_idx):
+            if self.current_epoch >= first:
+                self.optimizers().param_groups[0]["lr"] = 0.01 / (1 + batch_idx)
+            return super().training_step(batch, batch_idx)
+
+    loop = assert_equal(tmp_path, make=Warming, said=1)
+    assert loop.server.trainer.refusal.startswith("the training of Warming asks for the optimizer")
+
+
+def test_a_module_that_keeps_its_optimizer_falls_back(tmp_path):
+    class Keeping(PerSample):
+        def configure_optimizers(self):
+            self.kept = super().configure_optimizers()
+            return self.kept
+
+        def training_step(self, batch, batch_idx):
+            self.kept.param_groups[0]["lr"] = 0.01 / (1 + batch_idx)
+            return super().training_step(batch, batch_idx)
+
+    loop = assert_equal(tmp_path, make=Keeping, said=1)
+    assert "Keeping keeps the optimizer" in loop.server.trainer.refusal
+
+
 def test_a_method_whose_norms_go_over_all_clients_is_found_out(tmp_path):
     class FlatNorm(methods.FedAvg):
         def correct(self, step):

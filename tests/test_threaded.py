@@ -189,7 +189,19 @@ def test_the_classifier_on_images_that_it_resizes(tmp_path, caplog):
     assert reason(caplog) is None
 
 
-@pytest.mark.parametrize("make", [Scheduled, Scaled, Rated, Shallow, Caching])
+class Keeping(ToyModule):
+    """Keeps its optimizer and changes its rate, which is each copy's own."""
+
+    def configure_optimizers(self):
+        self.kept = super().configure_optimizers()
+        return self.kept
+
+    def training_step(self, batch, batch_idx):
+        self.kept.param_groups[0]["lr"] = 0.1 / (1 + batch_idx)
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("make", [Scheduled, Scaled, Rated, Shallow, Caching, Keeping])
 def test_modules_of_all_kinds(tmp_path, caplog, make):
     with caplog.at_level("INFO"):
         one, auto = both(tmp_path, make)
@@ -276,6 +288,21 @@ class LateCounting(Counting):
         return (Counting if self.current_epoch else ToyModule).training_step(self, batch, batch_idx)
 
 
+class Warming(ToyModule):
+    """Sets the rate of the optimizer that a ``Trainer`` gives it."""
+
+    def training_step(self, batch, batch_idx):
+        self.optimizers().param_groups[0]["lr"] = 0.1 / (1 + batch_idx)
+        return super().training_step(batch, batch_idx)
+
+
+class LateWarming(Warming):
+    """The same from the second round on."""
+
+    def training_step(self, batch, batch_idx):
+        return (Warming if self.current_epoch else ToyModule).training_step(self, batch, batch_idx)
+
+
 class Stashing(FedAvg):
     """Keeps something on itself between two calls of a step."""
 
@@ -314,6 +341,8 @@ class Noisy(ToyData):
         ({"make": Counting}, "the `training_step` of Counting changes `steps`"),
         ({"make": LateCounting}, "the `training_step` of LateCounting changes `steps`"),
         ({"make": Accumulating}, "the `training_step` of Accumulating changes `total`"),
+        ({"make": Warming}, "the training of Warming asks for the optimizer"),
+        ({"make": LateWarming}, "the training of LateWarming asks for the optimizer"),
         ({"make": Locked}, "Locked cannot be copied (TypeError: cannot pickle '_thread.lock' object)"),
         ({"make": Hooked}, "the parameter net.weight has a gradient hook"),
         ({"method": Stashing}, "Stashing changes what it holds during a client's steps"),
