@@ -478,8 +478,9 @@ def test_a_module_that_sets_the_optimizers_rate_in_a_step_falls_back(tmp_path, f
 def test_a_module_that_keeps_its_optimizer_falls_back(tmp_path):
     class Keeping(PerSample):
         def configure_optimizers(self):
-            self.kept = super().configure_optimizers()
-            return self.kept
+            made = super().configure_optimizers()
+            self.kept = made[0][0]
+            return made
 
         def training_step(self, batch, batch_idx):
             self.kept.param_groups[0]["lr"] = 0.01 / (1 + batch_idx)
