@@ -1,5 +1,6 @@
 """The local solver: a module's own optimizer and scheduler, fresh for each client, its rate set once per round."""
 
+import threading
 from collections.abc import Sequence
 from copy import copy, deepcopy
 from typing import Any
@@ -26,7 +27,8 @@ class LocalSolver:
         module: its ``configure_optimizers`` is called once.
 
     Attributes:
-        was_asked_for: somebody has asked for the optimizer, to look at it or change it, since this was set to False.
+        asked_by: the threads in which somebody has asked for the optimizer, to look at it or change it; who wants to
+            know takes his thread out before.
 
     Raises:
         MisconfigurationException: unless the module uses automatic optimization with exactly one optimizer.
@@ -43,7 +45,7 @@ class LocalSolver:
         self._state = deepcopy(self.optimizer.state_dict()["state"])
         self._round_groups: list[dict[str, Any]] | None = None
         self._flat: FlatSolver | None = None
-        self.was_asked_for = False
+        self.asked_by: set[int] = set()
 
     def with_copies(self, module: LightningModule, optimizer: Optimizer) -> "LocalSolver":
         """The same solver for copies of the module and its optimizer, at this round's rates."""
@@ -59,7 +61,7 @@ class LocalSolver:
 
     def expose(self) -> Optimizer:
         """The module's own optimizer for somebody to look at or change, which takes the steps itself from now on."""
-        self.was_asked_for = True
+        self.asked_by.add(threading.get_ident())
         if self._flat is not None:
             self._flat.hand_back()
             self._flat = None

@@ -128,7 +128,6 @@ class StackedTrainer(TogetherTrainer):
             drawers.append(self._epochs(batches))
         stack = self.make_stack([job.client for job in jobs])
         passes = self.make_pass()
-        self.solver.was_asked_for = False
         with seeded(jobs[0].seed):
             while stack.members:
                 drawn: list[Drawn | None] = []
@@ -175,10 +174,11 @@ class StackedTrainer(TogetherTrainer):
 
         step = LocalStep(cast(Client, stack.clients), stack.steps, stack.x, stack.grad, backward)
         try:
-            if not self._find_direction(step, outputs):
-                self._warn_of_none()
-                return []
-            stack.solver.step()
+            with self.not_asking():
+                if not self._find_direction(step, outputs):
+                    self._warn_of_none()
+                    return []
+                stack.solver.step()
         except Unsuitable:
             raise
         except Exception as error:
@@ -186,7 +186,6 @@ class StackedTrainer(TogetherTrainer):
             if isinstance(error, torch.cuda.OutOfMemoryError):
                 what = f"`stack_chunk_size` must be below {len(stack.members)} here"
             raise Unsuitable(f"a step of a stack fails with {type(error).__name__}: {what}") from error
-        self.refuse_if_asked()
         stack.steps += 1
         return outputs[0] or []
 

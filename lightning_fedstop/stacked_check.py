@@ -49,16 +49,14 @@ def _compare(trainer: "StackedTrainer", jobs: "Sequence[Job]", load_global: Call
     moving: dict[str, None] = {}
     singles = []
     draws = False
-    trainer.solver.was_asked_for = False
     for job, (batch_idx, batch) in drawn:
         load_global()
         client = trainer.prepared(job)
         trainer.start_client(client)
-        with seeded(job.seed):
+        with seeded(job.seed), trainer.not_asking():
             state = global_state()
             outputs = trainer.step(client, 0, batch, batch_idx)
             draws |= _draws(trainer, state)
-        trainer.refuse_if_asked()
         singles.append(trainer.parameters.grad.clone() if outputs else None)
         moving |= {n: None for n, b in module.named_buffers() if n in before and not torch.equal(b, before[n])}
     trainer.moving = list(moving)

@@ -78,14 +78,12 @@ class ThreadedTrainer(TogetherTrainer):
         for worker in workers:
             worker.finished = [time.perf_counter()]
             idle.put(worker)
-        self.solver.was_asked_for = False
 
         def train(job: Job) -> Trained:
             worker = idle.get()
             try:
-                trained = worker.train(job.client, job.make_batches)
-                self.refuse_if_asked()
-                return trained
+                with self.not_asking():
+                    return worker.train(job.client, job.make_batches)
             finally:
                 worker.finished = [time.perf_counter()]
                 idle.put(worker)
@@ -179,11 +177,10 @@ class ThreadedTrainer(TogetherTrainer):
         drawn = self.first_batch(job)
         if drawn is None:
             return False
-        self.solver.was_asked_for = False
         with seeded(job.seed):
             state = global_state()
-            after = self._stepped(self, job, drawn)
-            self.refuse_if_asked()
+            with self.not_asking():
+                after = self._stepped(self, job, drawn)
             if drawn_from(state, global_state()):
                 raise Unsuitable(f"the `training_step` of {name} draws from the global random generators")
         load_global()

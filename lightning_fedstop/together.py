@@ -1,7 +1,9 @@
 """What the back ends have in common that train several clients at once: what they cannot train falls back."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -63,13 +65,17 @@ class TogetherTrainer(LocalTrainer):
                 self.fall_back(str(reason))
         return self.is_checked and self.refusal is None
 
-    def refuse_if_asked(self) -> None:
-        """Raise if somebody has asked for the optimizer, whose rates clients have copies of.
+    @contextmanager
+    def not_asking(self) -> Iterator[None]:
+        """Training of which nothing may ask for the optimizer, because clients have copies of it.
 
         Raises:
-            Unsuitable: saying so.
+            Unsuitable: if something has, in this thread.
         """
-        if self.solver.was_asked_for:
+        asked_by, thread = self.solver.asked_by, threading.get_ident()
+        asked_by.discard(thread)
+        yield
+        if thread in asked_by:
             name = type(self.module).__name__
             raise Unsuitable(f"the training of {name} asks for the optimizer, of which each client has its own")
 

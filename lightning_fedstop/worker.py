@@ -92,7 +92,7 @@ class Worker(LocalTrainer):
             source.fabric,
             source.transfer.of_copy(module),
             collector,
-            _WorkerHooks(source.call_hook, module, shared.lock),
+            _WorkerHooks(source.call_hook, module, shared.lock, source.solver.asked_by),
             *options,
         )
         self.shared = shared
@@ -138,17 +138,32 @@ class Worker(LocalTrainer):
 
 
 class _WorkerHooks(Hooks):
-    """Calls the copy's own hooks on it; callbacks see the module itself, and one call at a time."""
+    """Calls the copy's own hooks on it; callbacks see the module itself, one call at a time.
 
-    def __init__(self, hooks: Hooks, module: LightningModule, lock: threading.Lock) -> None:
+    They may ask for its optimizer, which the module in training may not.
+
+    Args:
+        hooks: those of the module itself.
+        module: the copy.
+        lock: held while a callback runs.
+        asked_by: see :class:`LocalSolver`.
+    """
+
+    def __init__(self, hooks: Hooks, module: LightningModule, lock: threading.Lock, asked_by: set[int]) -> None:
         super().__init__(hooks.loop, module)
         self.original = hooks.module
         self.lock = lock
+        self.asked_by = asked_by
 
     def _with_module(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
+            thread = threading.get_ident()
+            has_asked = thread in self.asked_by
             with self.lock:
-                return hook(self.loop, self.original, *args)
+                answer = hook(self.loop, self.original, *args)
+            if not has_asked:
+                self.asked_by.discard(thread)
+            return answer
 
         return call
 

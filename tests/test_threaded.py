@@ -9,7 +9,8 @@ from datetime import timedelta
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 from torch.utils.data import DataLoader
 from torchmetrics.classification import BinaryAccuracy
@@ -301,6 +302,15 @@ class LateWarming(Warming):
 
     def training_step(self, batch, batch_idx):
         return (Warming if self.current_epoch else ToyModule).training_step(self, batch, batch_idx)
+
+
+def test_lightnings_own_callbacks_may_ask_for_the_optimizer(tmp_path, caplog):
+    with caplog.at_level("INFO"):
+        one, auto = both(
+            tmp_path, callbacks=lambda: [LearningRateMonitor()], logger=lambda: CSVLogger(tmp_path), max_rounds=2
+        )
+    assert reason(caplog) is None
+    assert torch.allclose(flat(one[1]), flat(auto[1]), rtol=1e-6)
 
 
 class Stashing(FedAvg):
