@@ -17,6 +17,17 @@ from tests.helpers import ToyModule, bits, fit, same
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@pytest.fixture(autouse=True)
+def not_ignored():
+    """A program started by ``nohup`` ignores SIGHUP, which a run would leave so."""
+    ignored = [one for one in SIGNALS if signal.getsignal(one) == signal.SIG_IGN]
+    for one in ignored:
+        signal.signal(one, signal.SIG_DFL)
+    yield
+    for one in ignored:
+        signal.signal(one, signal.SIG_IGN)
+
+
 def send(signum):
     os.kill(os.getpid(), signum)
 
