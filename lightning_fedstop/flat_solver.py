@@ -5,6 +5,7 @@ Most of what a step of a small model costs on a CPU is the count of operations.
 
 from collections import defaultdict
 from copy import copy
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -123,7 +124,7 @@ def _is_stacked(value: Any) -> bool:
 
 def _starts(parameters: FlatParameters) -> list[int]:
     """Where each parameter begins in the vector."""
-    return [sum(parameters.sizes[:number]) for number in range(len(parameters.sizes))]
+    return [0, *accumulate(parameters.sizes[:-1])]
 
 
 def _spans(optimizer: Optimizer, parameters: FlatParameters) -> list[list[tuple[int, int]]]:

@@ -88,6 +88,11 @@ class Hooks:
         return [getattr(self.module, name)] if _has(self.module, name, LightningModule) else []
 
 
+def is_users(owner: Any) -> bool:
+    """Whether the class of a callback or module is neither Lightning's nor of this package."""
+    return not type(owner).__module__.startswith(("lightning.", "lightning_fedstop."))
+
+
 def _has(owner: Any, name: str, parent: type) -> bool:
     """Whether ``owner`` has a hook of its own; hooks that only this package knows need no parent."""
     if not callable(getattr(owner, name, None)):

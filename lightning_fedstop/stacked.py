@@ -10,14 +10,14 @@ from torch import Tensor
 
 from lightning_fedstop.client_stack import Finished, Stack
 from lightning_fedstop.flat_solver import FlatSolver
-from lightning_fedstop.hooks import BATCH_HOOKS, GRADIENT_HOOKS, Hooks
+from lightning_fedstop.hooks import BATCH_HOOKS, GRADIENT_HOOKS, Hooks, is_users
 from lightning_fedstop.job import Job, LocalUpdate
 from lightning_fedstop.methods.base import Client, LocalStep
 from lightning_fedstop.seeding import RandomStream, seeded
 from lightning_fedstop.stacked_batches import Drawn, Group, group_batches
 from lightning_fedstop.stacked_check import check_stack
 from lightning_fedstop.stacked_pass import Passed, StackedPass, uses_batch_idx
-from lightning_fedstop.together import TogetherTrainer, Unsuitable
+from lightning_fedstop.together import TogetherTrainer, Unsuitable, first_line
 
 OWN_STEPS = ("backward", "optimizer_step", "configure_gradient_clipping", "optimizer_zero_grad")
 
@@ -104,11 +104,10 @@ class StackedTrainer(TogetherTrainer):
     def _warn_of_batch_hooks(self) -> None:
         hooks = cast(Hooks, self.call_hook)
         owners = {type(o).__name__: o for hook in BATCH_HOOKS for o in hooks.owners(hook)}
-        ours = ("lightning.", "lightning_fedstop.")
         own = [
             name
             for name, owner in owners.items()
-            if not type(owner).__module__.startswith(ours) or any(hook in vars(owner) for hook in BATCH_HOOKS)
+            if is_users(owner) or any(hook in vars(owner) for hook in BATCH_HOOKS)
         ]
         self._tells = bool(hooks.owners("on_train_batch_end"))
         if own:
@@ -182,7 +181,7 @@ class StackedTrainer(TogetherTrainer):
         except Unsuitable:
             raise
         except Exception as error:
-            what = str(error).strip().split("\n")[0].rstrip(".")
+            what = first_line(error)
             if isinstance(error, torch.cuda.OutOfMemoryError):
                 what = f"`stack_chunk_size` must be below {len(stack.members)} here"
             raise Unsuitable(f"a step of a stack fails with {type(error).__name__}: {what}") from error

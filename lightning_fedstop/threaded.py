@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lightning_fedstop.attributes import Attributes
-from lightning_fedstop.hooks import BATCH_HOOKS, GRADIENT_HOOKS, Hooks
+from lightning_fedstop.hooks import BATCH_HOOKS, GRADIENT_HOOKS, Hooks, is_users
 from lightning_fedstop.job import Job, LocalUpdate
 from lightning_fedstop.local import LocalTrainer
 from lightning_fedstop.methods.base import Client
 from lightning_fedstop.seeding import drawn_from, global_state, restore_state, seeded
-from lightning_fedstop.together import TogetherTrainer, Unsuitable
+from lightning_fedstop.together import TogetherTrainer, Unsuitable, first_line
 from lightning_fedstop.worker import Shared, Trained, Worker
 
 TOLERANCE = 1e-5
@@ -126,8 +126,7 @@ class ThreadedTrainer(TogetherTrainer):
         hooks = cast(Hooks, self.call_hook)
         for hook in (*BATCH_HOOKS, *GRADIENT_HOOKS):
             for owner in hooks.owners(hook):
-                known = type(owner).__module__.startswith(("lightning.", "lightning_fedstop."))
-                if owner is not self.module and not known:
+                if owner is not self.module and is_users(owner):
                     return f"{type(owner).__name__} has `{hook}`, which sees a single client"
         for callback in hooks.loop.callbacks:
             if isinstance(callback, ModelCheckpoint) and (
@@ -189,7 +188,7 @@ class ThreadedTrainer(TogetherTrainer):
         try:
             copied = self._stepped(worker, job, drawn)
         except Exception as error:
-            what = str(error).strip().split("\n")[0].rstrip(".")
+            what = first_line(error)
             raise Unsuitable(f"a step of a copy of {name} fails with {type(error).__name__}: {what}") from error
         if changed := worker.attributes.changed():
             raise Unsuitable(f"the `training_step` of {name} changes `{changed[0]}`")

@@ -19,6 +19,11 @@ class Unsuitable(Exception):
     """Says why a module or a method cannot be trained by a back end."""
 
 
+def first_line(error: Exception) -> str:
+    """What an error says, for the inside of a sentence."""
+    return str(error).strip().split("\n")[0].rstrip(".")
+
+
 class TogetherTrainer(LocalTrainer):
     """Base of back ends that train several clients at once, to the same result as one client after the other.
 

@@ -20,7 +20,7 @@ from lightning_fedstop.methods.base import Client
 from lightning_fedstop.parameters import FlatParameters
 from lightning_fedstop.results import ResultCollector
 from lightning_fedstop.seeding import drawn_from, global_state
-from lightning_fedstop.together import Unsuitable
+from lightning_fedstop.together import Unsuitable, first_line
 
 
 class Cancelled(Exception):
@@ -177,7 +177,7 @@ def _copied(source: LocalTrainer) -> tuple[LightningModule, Optimizer, ResultCol
     try:
         copied, optimizer, collector = deepcopy((module, source.solver.optimizer, source.collector), memo)
     except Exception as error:
-        what = str(error).strip().split("\n")[0].rstrip(".")
+        what = first_line(error)
         raise Unsuitable(f"{type(module).__name__} cannot be copied ({type(error).__name__}: {what})") from error
     copied.trainer = loop
     collector.take()

@@ -140,9 +140,9 @@ def exchange_layers(model: nn.Module, where_compiled: bool = False) -> int:
         How many layers were exchanged.
     """
     # Imported here, because it registers operators with torch, at 0.2 s.
-    from lightning_fedstop.models._matmul import use_matmul, use_matmul_where_compiled
+    from lightning_fedstop.models._matmul import use_matmul
 
-    return (use_matmul_where_compiled if where_compiled else use_matmul)(model)
+    return use_matmul(model, where_compiled)
 
 
 def _as_tuple(names: str | tuple[str, ...] | list[str] | None) -> tuple[str, ...]:

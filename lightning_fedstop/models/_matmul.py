@@ -6,8 +6,6 @@ uses the processor's full width. In training on a CPU the weight's gradient alon
 most there; see :mod:`lightning_fedstop.models._depthwise`.
 """
 
-from collections.abc import Callable
-
 import torch
 from timm.layers.grn import GlobalResponseNorm
 from torch import Tensor, nn
@@ -79,49 +77,38 @@ class SummedResponseNorm(GlobalResponseNorm):
         return input + torch.addcmul(self.bias.view(self.wb_shape), self.weight.view(self.wb_shape), input * ratio)
 
 
-def use_matmul(backbone: nn.Module) -> int:
+def use_matmul(backbone: nn.Module, where_compiled: bool = False) -> int:
     """Exchange in place the layers that have a counterpart here; the parameters stay the same objects.
 
-    Returns:
-        How many layers were exchanged.
-    """
-    return _exchange(
-        backbone,
-        lambda layer: (
-            SummedResponseNorm
-            if type(layer) is GlobalResponseNorm
-            else DepthwiseMatmul
-            if _is_depthwise(layer)
-            else None
-        ),
-    )
-
-
-def use_matmul_where_compiled(backbone: nn.Module) -> int:
-    """Exchange in place the convolutions that a compiled graph should take as matrix products; eager steps stay.
+    Args:
+        backbone: the model.
+        where_compiled: only convolutions, and only for a graph that is compiled for a CPU; eager steps stay.
 
     Returns:
         How many layers were exchanged.
     """
-    return _exchange(
-        backbone,
-        lambda layer: (
-            CompiledDepthwise if _is_depthwise(layer) else CompiledPointwise if _is_pointwise(layer) else None
-        ),
-    )
-
-
-def _exchange(backbone: nn.Module, find: Callable[[nn.Module], type[nn.Module] | None]) -> int:
     exchanged = 0
     for parent in list(backbone.modules()):
         for name, layer in list(parent.named_children()):
-            kind = find(layer)
+            kind = _compiled_counterpart(layer) if where_compiled else _counterpart(layer)
             if kind is not None:
                 new: nn.Module = kind.__new__(kind)
                 new.__dict__ = layer.__dict__
                 setattr(parent, name, new)
                 exchanged += 1
     return exchanged
+
+
+def _counterpart(layer: nn.Module) -> type[nn.Module] | None:
+    if type(layer) is GlobalResponseNorm:
+        return SummedResponseNorm
+    return DepthwiseMatmul if _is_depthwise(layer) else None
+
+
+def _compiled_counterpart(layer: nn.Module) -> type[nn.Module] | None:
+    if _is_pointwise(layer):
+        return CompiledPointwise
+    return CompiledDepthwise if _is_depthwise(layer) else None
 
 
 def _is_pointwise(layer: nn.Module) -> bool:
