@@ -1,17 +1,53 @@
-"""Gives memory that was freed back to the system."""
+"""Gives memory that was freed back to the system, where the C library would keep it for later.
+
+glibc keeps pools, one for each thread. What a client's batch has left in one is of no use to the other threads, and
+where several clients are trained at once the holes in the pools came to a third of a process's memory.
+"""
 
 import ctypes
+import os
 import time
+from collections.abc import Callable
+from typing import Any
+
+HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
+"""The environment variable by which torch asks for huge pages on a CPU; it is read before the first tensor is made."""
 
 MOST_OFTEN = 1.0
-"""Seconds between two times: it takes hundredths of one."""
+"""Seconds between two times of :func:`release_memory`: it takes hundredths of one."""
+
+ALONE, TOGETHER = 4 * 2**20, 3 * 2**19
+"""Bytes from which on a block counts as large, where clients are trained one after the other and by threads."""
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # <malloc.h>
+
+
+def ask_for_huge_pages() -> None:
+    """Have torch ask for huge pages, unless the user has decided; for the start of a program."""
+    os.environ.setdefault(HUGE_PAGES, "1")
+
+
+def return_large_blocks(size: int) -> bool:
+    """Have large blocks come from the system and go back to it when they are freed; small ones from a single pool.
+
+    A large block then costs page faults, which with small pages would take a fifth of a step's time. So this is done
+    only where torch asks for huge pages, and not where the user has set up the C library himself.
+
+    Args:
+        size: bytes from which on a block is large.
+
+    Returns:
+        Whether it is so from now on.
+    """
+    variables = [*(name for name in os.environ if name.startswith("MALLOC_")), os.environ.get("GLIBC_TUNABLES", "")]
+    if _set is None or os.environ.get(HUGE_PAGES) != "1" or any("malloc" in name.lower() for name in variables):
+        return False
+    settings = {_MMAP_THRESHOLD: size, _TRIM_THRESHOLD: 64 * 2**20, _ARENA_MAX: 1}
+    return all(_set(name, value) for name, value in settings.items())
 
 
 def release_memory(last: float) -> float:
-    """Let go of what the C library keeps for later, unless that was done less than a second ago.
-
-    glibc keeps a pool for each thread. What a client's batches have left in one is of no use to the other threads, and
-    pools full of holes came to a fifth of a process's memory.
+    """Empty the pools, unless that was done less than a second ago.
 
     Args:
         last: when it was done before, by ``time.perf_counter``.
@@ -26,7 +62,12 @@ def release_memory(last: float) -> float:
     return now
 
 
-try:
-    _trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-except (OSError, TypeError):  # Windows has no library that is the program itself.
-    _trim = None
+def _function(name: str) -> Callable[..., Any] | None:
+    """A function of glibc, ``None`` where there is another C library."""
+    try:
+        return getattr(ctypes.CDLL(None), name, None)
+    except (OSError, TypeError):  # Windows has no library that is the program itself.
+        return None
+
+
+_trim, _set = _function("malloc_trim"), _function("mallopt")

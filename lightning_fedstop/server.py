@@ -155,6 +155,7 @@ class Server:
         for client, update in self.trainer.run(jobs, self._load_global):
             if not self._take(client, update, mean, buffers):
                 nonfinite.append(client.index)
+            del update  # one vector less while the next client trains
         parts = self.gather([nonfinite, [moment - began for moment in self.trainer.finished]])
         report.nonfinite = sorted(client for mine, _ in parts for client in mine)
         moments = [moment for _, mine in parts for moment in mine]

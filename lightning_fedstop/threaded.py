@@ -19,6 +19,7 @@ from lightning_fedstop.attributes import Attributes
 from lightning_fedstop.hooks import BATCH_HOOKS, GRADIENT_HOOKS, Hooks, is_users
 from lightning_fedstop.job import Job, LocalUpdate
 from lightning_fedstop.local import LocalTrainer
+from lightning_fedstop.memory import ALONE, TOGETHER, release_memory, return_large_blocks
 from lightning_fedstop.methods.base import Client
 from lightning_fedstop.seeding import drawn_from, global_state, restore_state, seeded
 from lightning_fedstop.together import TogetherTrainer, Unsuitable, first_line
@@ -44,6 +45,8 @@ class ThreadedTrainer(TogetherTrainer):
     def __init__(self, num_threads: int, module: LightningModule, *arguments: Any) -> None:
         super().__init__(module, *arguments)
         self.num_threads = num_threads
+        self._returns_blocks = return_large_blocks(TOGETHER)
+        self._released = 0.0
         self._options = arguments[7:]
 
     def run(self, jobs: Sequence[Job], load_global: Callable[[], None]) -> Iterator[tuple[Client, LocalUpdate]]:
@@ -52,16 +55,15 @@ class ThreadedTrainer(TogetherTrainer):
             yield from super().run(jobs, load_global)
             return
         load_global()
+        self._released = release_memory(self._released)
         for job in jobs:
             self.call_hook("on_client_start", job.client.index)
         done = 0
         try:
             with self._results(jobs) as results:
                 for job in jobs:
-                    trained = results.popleft().result()
-                    load_global()
-                    self._load_local(trained)
-                    yield job.client, self.update_of(job.client, trained.steps)
+                    steps = self._load_local(results.popleft().result(), load_global)
+                    yield job.client, self.update_of(job.client, steps)
                     job.client.vectors = {}
                     done += 1
         except Unsuitable as reason:
@@ -85,6 +87,8 @@ class ThreadedTrainer(TogetherTrainer):
                 with self.not_asking():
                     return worker.train(job.client, job.make_batches)
             finally:
+                if not self._returns_blocks:
+                    self._released = release_memory(self._released)
                 worker.finished = [time.perf_counter()]
                 idle.put(worker)
 
@@ -110,15 +114,18 @@ class ThreadedTrainer(TogetherTrainer):
         finally:
             torch.set_num_threads(threads)
 
-    def _load_local(self, trained: Trained) -> None:
-        """Put a client's local model and its buffers into the module, and take what it logged."""
+    def _load_local(self, trained: Trained, load_global: Callable[[], None]) -> int:
+        """Put a client's local model and its buffers into the module, and take what it logged; gives its steps."""
+        load_global()
         self.parameters.vector.copy_(trained.x)
         for name, buffer in self.module.named_buffers():
             buffer.copy_(trained.buffers[name])
         self.collector.merge(trained.logged)
+        return trained.steps
 
     def announce(self, reason: str) -> None:
         """Tell the user, who has not asked for threads by name."""
+        return_large_blocks(ALONE)
         rank_zero_info(f"`devices='auto'` trains one client after the other, because {reason}.")
 
     def known_refusal(self, jobs: Sequence[Job]) -> str | None:

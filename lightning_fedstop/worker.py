@@ -1,7 +1,6 @@
 """A copy of the module in which one thread trains clients, while other threads do the same in theirs."""
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
@@ -15,7 +14,6 @@ from torch.optim import Optimizer
 from lightning_fedstop.attributes import Attributes
 from lightning_fedstop.hooks import Hooks
 from lightning_fedstop.local import LocalTrainer
-from lightning_fedstop.memory import release_memory
 from lightning_fedstop.methods.base import Client
 from lightning_fedstop.parameters import FlatParameters
 from lightning_fedstop.results import ResultCollector
@@ -98,7 +96,6 @@ class Worker(LocalTrainer):
         self.shared = shared
         self.buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
         self.attributes = Attributes(module)
-        self._released = time.perf_counter()
 
     def train(self, client: Client, make_batches: Callable[[], Iterable[Any]]) -> Trained:
         """One client's training.
@@ -116,9 +113,7 @@ class Worker(LocalTrainer):
         if drawn_from(self.shared.state, global_state()):
             raise Unsuitable(f"the training of {type(self.module).__name__} draws from the global random generators")
         buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
-        trained = Trained(steps, self.parameters.vector.clone(), buffers, self.collector.take())
-        self._released = release_memory(self._released)
-        return trained
+        return Trained(steps, self.parameters.vector.clone(), buffers, self.collector.take())
 
     def epoch(self, batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """One local epoch's batches, which are fetched by one thread at a time unless the data allows more."""
