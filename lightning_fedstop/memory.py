@@ -16,10 +16,10 @@ HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 MOST_OFTEN = 1.0
 """Seconds between two times of :func:`release_memory`: it takes hundredths of one."""
 
-ALONE, TOGETHER = 4 * 2**20, 3 * 2**19
+ALONE, TOGETHER = 4 * 2**20, 2**20
 """Bytes from which on a block counts as large, where clients are trained one after the other and by threads."""
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # <malloc.h>
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # <malloc.h>
 
 
 def ask_for_huge_pages() -> None:
@@ -28,7 +28,7 @@ def ask_for_huge_pages() -> None:
 
 
 def return_large_blocks(size: int) -> bool:
-    """Have large blocks come from the system and go back to it when they are freed; small ones from a single pool.
+    """Have large blocks come from the system and go back to it when they are freed.
 
     A large block then costs page faults, which with small pages would take a fifth of a step's time. So this is done
     only where torch asks for huge pages, and not where the user has set up the C library himself.
@@ -42,8 +42,7 @@ def return_large_blocks(size: int) -> bool:
     variables = [*(name for name in os.environ if name.startswith("MALLOC_")), os.environ.get("GLIBC_TUNABLES", "")]
     if _set is None or os.environ.get(HUGE_PAGES) != "1" or any("malloc" in name.lower() for name in variables):
         return False
-    settings = {_MMAP_THRESHOLD: size, _TRIM_THRESHOLD: 64 * 2**20, _ARENA_MAX: 1}
-    return all(_set(name, value) for name, value in settings.items())
+    return bool(_set(_MMAP_THRESHOLD, size) and _set(_TRIM_THRESHOLD, 64 * 2**20))
 
 
 def release_memory(last: float) -> float:

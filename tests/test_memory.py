@@ -71,7 +71,7 @@ def test_huge_pages_are_asked_for_unless_the_user_has_decided(monkeypatch):
 
 def test_large_blocks_are_returned_where_pages_are_huge(settings):
     assert return_large_blocks(TOGETHER)
-    assert dict(settings) == {-3: TOGETHER, -1: 64 * 2**20, -8: 1}
+    assert dict(settings) == {-3: TOGETHER, -1: 64 * 2**20}
 
 
 @pytest.mark.parametrize(

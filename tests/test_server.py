@@ -1,9 +1,12 @@
+import gc
+
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 from torch import nn
 
 from lightning_fedstop.cohort import Cohort, ScheduledCohort
+from lightning_fedstop.job import LocalUpdate
 from tests.helpers import ToyData, ToyModule, fit, flat
 
 
@@ -27,6 +30,17 @@ def test_every_client_starts_from_the_global_model_and_cohorts_follow_the_seed(t
         schedules.append([sorted(cohort) for cohort in recorder.cohorts])
     assert schedules[0] == schedules[1] != schedules[2]
     assert all(len(cohort) == 2 for cohort in schedules[0])
+
+
+def test_a_taken_update_is_not_kept_while_the_next_client_trains(tmp_path):
+    alive = []
+
+    class Looking(Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            alive.append(sum(type(item) is LocalUpdate for item in gc.get_objects()))
+
+    fit(tmp_path, Looking(), max_rounds=1)
+    assert set(alive) == {0}
 
 
 def test_a_cohort_of_ones_own(tmp_path):

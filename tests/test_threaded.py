@@ -15,9 +15,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torchmetrics.classification import BinaryAccuracy
 
-from lightning_fedstop import methods
+from lightning_fedstop import backends, methods, threaded
 from lightning_fedstop.backends import client_threads
 from lightning_fedstop.data import Digits, NpzImages
+from lightning_fedstop.memory import ALONE, TOGETHER
 from lightning_fedstop.methods import FedAvg
 from lightning_fedstop.models import ImageClassifier, _compiled
 from lightning_fedstop.threaded import ThreadedTrainer
@@ -531,7 +532,27 @@ def test_what_was_taken_is_kept_no_longer(tmp_path):
             alive.append(sum(type(item) is Trained for item in gc.get_objects()))
 
     fit(tmp_path, Looking(), data=ToyData((6, 4, 7, 8, 3)), devices="auto", clients_per_round=5, max_rounds=1)
-    assert alive[-1] == 1
+    assert alive[-1] == 0
+
+
+def test_large_blocks_go_back_to_the_system_sooner_where_threads_train(tmp_path, monkeypatch):
+    told = []
+    for module in (backends, threaded):
+        monkeypatch.setattr(module, "return_large_blocks", told.append)
+    fit(tmp_path, devices="auto", max_rounds=1)
+    assert told == [ALONE, TOGETHER]
+    told.clear()
+    fit(tmp_path, module=Dropping(), devices="auto", max_rounds=1)
+    assert told == [ALONE, TOGETHER, ALONE]
+
+
+@pytest.mark.parametrize("returns_blocks", [True, False])
+def test_pools_are_emptied_between_clients_where_blocks_stay_in_them(tmp_path, monkeypatch, returns_blocks):
+    asked = []
+    monkeypatch.setattr(threaded, "return_large_blocks", lambda size: returns_blocks)
+    monkeypatch.setattr(threaded, "release_memory", lambda last: asked.append(last) or 0.0)
+    fit(tmp_path, data=ToyData((6, 4, 7)), devices="auto", clients_per_round=3, max_rounds=1)
+    assert len(asked) == (1 if returns_blocks else 4)
 
 
 def test_who_gets_threads(tmp_path):
