@@ -286,6 +286,7 @@ def test_usage_and_version(capsys):
     usage = capsys.readouterr().out
     assert all(f"  {name} " in usage for name in ("fit", "validate", "test", "partition"))
     main(["--version"])
+    capsys.readouterr()
     assert capsys.readouterr().out.startswith("fedstop 0.")
 
 
@@ -337,6 +338,7 @@ def test_a_training_command_asks_for_huge_pages_and_another_does_not(capsys, mon
     monkeypatch.setenv(HUGE_PAGES, "0")
     monkeypatch.delenv(HUGE_PAGES)
     main(["--version"])
+    capsys.readouterr()
     assert HUGE_PAGES not in os.environ
     printed_config(capsys)
     assert os.environ[HUGE_PAGES] == "1"
