@@ -286,7 +286,6 @@ def test_usage_and_version(capsys):
     usage = capsys.readouterr().out
     assert all(f"  {name} " in usage for name in ("fit", "validate", "test", "partition"))
     main(["--version"])
-    capsys.readouterr()
     assert capsys.readouterr().out.startswith("fedstop 0.")
 
 
