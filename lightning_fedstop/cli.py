@@ -8,7 +8,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from lightning_fedstop.__about__ import __version__
-from lightning_fedstop.memory import ask_for_huge_pages
 
 if TYPE_CHECKING:
     from lightning_fedstop._cli_fit import FedStopCLI
@@ -66,6 +65,8 @@ def main(args: list[str] | None = None) -> None:
     elif command in OTHER_COMMANDS:
         _guarded(OTHER_COMMANDS[command][0], argv[1:], f"fedstop {command}", debug)
     elif command in TRAINING_COMMANDS or command.startswith("-"):
+        from lightning_fedstop.memory import ask_for_huge_pages
+
         ask_for_huge_pages()
         _guarded("lightning_fedstop._cli_fit:FedStopCLI", argv, f"fedstop {command}".partition(" -")[0], debug)
     else:

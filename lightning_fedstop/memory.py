@@ -39,8 +39,9 @@ def return_large_blocks(size: int) -> bool:
     Returns:
         Whether it is so from now on.
     """
-    variables = [*(name for name in os.environ if name.startswith("MALLOC_")), os.environ.get("GLIBC_TUNABLES", "")]
-    if _set is None or os.environ.get(HUGE_PAGES) != "1" or any("malloc" in name.lower() for name in variables):
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    is_set_up = "malloc" in tunables or any(name.startswith("MALLOC_") for name in os.environ)
+    if _set is None or is_set_up or os.environ.get(HUGE_PAGES) != "1":
         return False
     return bool(_set(_MMAP_THRESHOLD, size) and _set(_TRIM_THRESHOLD, 64 * 2**20))
 

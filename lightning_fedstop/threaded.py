@@ -125,8 +125,12 @@ class ThreadedTrainer(TogetherTrainer):
 
     def announce(self, reason: str) -> None:
         """Tell the user, who has not asked for threads by name."""
-        return_large_blocks(ALONE)
         rank_zero_info(f"`devices='auto'` trains one client after the other, because {reason}.")
+
+    def fall_back(self, reason: str) -> None:
+        """Train one client after the other from now on."""
+        return_large_blocks(ALONE)
+        super().fall_back(reason)
 
     def known_refusal(self, jobs: Sequence[Job]) -> str | None:
         """What speaks against threads before anything is tried."""
