@@ -21,6 +21,10 @@ class Attributes:
             {key: copy(value) for key, value in held.items() if isinstance(value, list | dict | set)}
             for _, _, held in self.held
         ]
+        self.items = [
+            {key: _items(held[key]) for key in copies}
+            for (_, _, held), copies in zip(self.held, self.copies, strict=True)
+        ]
         self.versions = [
             {key: value._version for key, value in held.items() if _is_plain_tensor(value)} for _, _, held in self.held
         ]
@@ -32,14 +36,13 @@ class Attributes:
     def changed(self) -> list[str]:
         """The names of those that are others now, or hold others."""
         names = []
-        for (path, owner, held), copies, versions in zip(self.held, self.copies, self.versions, strict=True):
+        for (path, owner, held), items, versions in zip(self.held, self.items, self.versions, strict=True):
             now = vars(owner)
-            for name in held | now:
-                same = name in held and name in now and now[name] is held[name]
-                if same and name in versions:
-                    same = versions[name] == now[name]._version
-                if not same or (name in copies and _items(copies[name]) != _items(now[name])):
-                    names.append(f"{path}.{name}".lstrip("."))
+            found = [name for name in held | now if now.get(name, self) is not held.get(name, self)]
+            # Most of them are empty dicts of hooks, before and after.
+            found += [name for name, ids in items.items() if (ids or held[name]) and _items(held[name]) != ids]
+            found += [name for name, before in versions.items() if held[name]._version != before]
+            names += [f"{path}.{name}".lstrip(".") for name in dict.fromkeys(found)]
         return names
 
     def restore(self) -> None:
@@ -61,5 +64,4 @@ def _is_plain_tensor(value: Any) -> bool:
 
 def _items(values: Any) -> list[int]:
     """Which objects a collection holds."""
-    items = [item for pair in values.items() for item in pair] if isinstance(values, dict) else values
-    return [id(item) for item in items]
+    return [*map(id, values), *(map(id, values.values()) if isinstance(values, dict) else ())]

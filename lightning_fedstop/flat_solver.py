@@ -66,14 +66,10 @@ class FlatSolver:
         """Forget the last client."""
         self.optimizer.state.clear()
 
-    def follow(self) -> Optimizer:
-        """The optimizer, at the rates that the solver's own has now."""
-        for group, source in zip(self.optimizer.param_groups, self._source.param_groups, strict=True):
-            group.update({key: value for key, value in source.items() if key != "params"})
-        return self.optimizer
-
     def step(self) -> None:
-        """Move all local models."""
+        """Move all local models, at the rates that the solver's own optimizer has now."""
+        for group, source in zip(self.optimizer.param_groups, self._source.param_groups, strict=True):
+            group.update({key: value for key, value in source.items() if key not in ("params", "foreach")})
         self.optimizer.step()
 
     def keep(self, rows: Tensor, x: Tensor, grad: Tensor) -> None:
@@ -101,6 +97,9 @@ class FlatSolver:
         for group, spans in zip(self._source.param_groups, self._spans, strict=True):
             leaves = [x[..., start:stop] for start, stop in spans]
             groups.append({**group, "params": leaves})
+            if group.get("foreach", True) is None:
+                # A group is one tensor as a rule: looking whether many can be taken at once costs as much as a step.
+                groups[-1]["foreach"] = False
             for leaf, (start, stop) in zip(leaves, spans, strict=True):
                 leaf.grad = grad[..., start:stop]
                 if rows is not None:

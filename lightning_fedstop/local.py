@@ -18,7 +18,7 @@ from lightning_fedstop.aggregation import RunningMean
 from lightning_fedstop.hooks import OPTIMIZER_HOOKS, Hooks
 from lightning_fedstop.job import Job, LocalUpdate
 from lightning_fedstop.methods.base import Client, FederatedMethod, LocalStep
-from lightning_fedstop.parameters import FlatParameters
+from lightning_fedstop.parameters import FlatParameters, is_finite
 from lightning_fedstop.results import ResultCollector
 from lightning_fedstop.running_statistics import frozen_statistics
 from lightning_fedstop.seeding import seeded
@@ -212,7 +212,7 @@ class LocalTrainer:
             if self.scaler:
                 # The scaler's own step divides by its scale, and skips the step if something is not finite.
                 self.parameters.grad.mul_(self.scaler.get_scale())
-            self.precision.optimizer_step(self.solver.stepping)
+            self.solver.step(self.precision)
         return told(outputs[0]) if outputs else {}
 
     def _find_direction(self, step: LocalStep, outputs: Sequence[Any]) -> bool:
@@ -225,7 +225,7 @@ class LocalTrainer:
         if outputs[0] is None:
             return False
         # The scaler skips such a step and lowers its scale: it is none for the method.
-        self._overflowed = self.scaler is not None and not bool(torch.isfinite(step.grad).all())
+        self._overflowed = self.scaler is not None and not is_finite(step.grad)
         if not self._overflowed:
             with torch.no_grad():
                 self.method.correct(step)
@@ -280,10 +280,11 @@ class LocalTrainer:
         if self._owns_clipping:
             self.module.configure_gradient_clipping(self.solver.optimizer, self.gradient_clip_val, None)
         elif self.gradient_clip_val is not None:
-            norm = torch.linalg.vector_norm(grad, dim=-1, keepdim=True) + 1e-6
+            norm = torch.linalg.vector_norm(grad, dim=-1, keepdim=True)
             if norm.device.type == "cpu" and norm.numel() == 1:
                 # No device waits for the host: a gradient that is short enough needs no further operation.
-                if not float(norm) <= self.gradient_clip_val:
-                    grad.mul_(self.gradient_clip_val / float(norm))
+                length = float(norm) + 1e-6
+                if not length <= self.gradient_clip_val:
+                    grad.mul_(self.gradient_clip_val / length)
             else:
-                grad.mul_((self.gradient_clip_val / norm).clamp(max=1.0))
+                grad.mul_((self.gradient_clip_val / (norm + 1e-6)).clamp(max=1.0))

@@ -28,7 +28,7 @@ class _Entry:
     weight: Tensor | float = 0.0
 
     def update(self, value: Tensor, batch_size: int) -> None:
-        value = value.detach().reshape(())
+        value = value.detach() if value.dim() == 0 else value.detach().reshape(())
         if self.reduce_fx in ("mean", "sum"):
             # One operation, which also brings the value to the sum's precision.
             total = value.new_zeros((), dtype=torch.float64) if self.value is None else self.value

@@ -17,6 +17,7 @@ from lightning_fedstop.collectives import gather, reduce
 from lightning_fedstop.job import Job, LocalUpdate
 from lightning_fedstop.local import CallHook, LocalTrainer
 from lightning_fedstop.methods.base import Client, FederatedMethod, Federation
+from lightning_fedstop.parameters import is_finite
 from lightning_fedstop.seeding import derive_seed, torch_generator
 
 Weighting = Literal["uniform", "samples"]
@@ -224,7 +225,7 @@ class Server:
 
     def _take(self, client: Client, update: LocalUpdate, mean: RunningMean, buffers: BufferMean) -> bool:
         """Add a client's update, and the buffers that the module holds, to the sums; gives whether it was finite."""
-        finite = bool(torch.isfinite(update.delta).all())
+        finite = is_finite(update.delta)
         if update.steps and (finite or self.on_nonfinite == "keep"):
             mean.add(update.delta, client.weight)
             buffers.add(client.weight)

@@ -68,9 +68,16 @@ class LocalSolver:
         return self.optimizer
 
     @property
-    def stepping(self) -> Optimizer:
-        """The optimizer that takes a client's steps."""
-        return self.optimizer if self._flat is None else self._flat.follow()
+    def is_flat(self) -> bool:
+        """Whether the steps are taken on the vector of parameters."""
+        return self._flat is not None
+
+    def step(self, precision: Precision) -> None:
+        """Take a step with the gradients that the parameters hold."""
+        if self._flat is None:
+            precision.optimizer_step(self.optimizer)
+        else:
+            self._flat.step()
 
     def _groups(self) -> list[dict[str, Any]]:
         return [{k: deepcopy(v) for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]

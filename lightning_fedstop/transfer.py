@@ -6,6 +6,7 @@ import torch
 from lightning.fabric.strategies import Strategy
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
 
 HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
@@ -25,6 +26,7 @@ class BatchTransfer:
             datamodule if datamodule is not None and is_overridden(hook, datamodule) else module for hook in HOOKS
         ]
         self._before, self._move, self._after = (getattr(o, hook) for o, hook in zip(owners, HOOKS, strict=True))
+        self._is_users_move = is_overridden(HOOKS[1], owners[1])
         self.device: torch.device = strategy.root_device
         # As in a `Trainer`: autocast takes care of a mixed precision, and "32-true" leaves the data's dtype alone.
         converts = strategy.precision.precision in ("16-true", "bf16-true", "64-true")
@@ -37,5 +39,10 @@ class BatchTransfer:
     def __call__(self, batch: Any, dataloader_idx: int = 0) -> Any:
         """The batch as ``training_step`` sees it."""
         batch = self._before(batch, dataloader_idx)
-        batch = self._move(batch, self.device, dataloader_idx)
+        if self._is_users_move or not self._is_there(batch):
+            batch = self._move(batch, self.device, dataloader_idx)
         return self._convert(self._after(batch, dataloader_idx))
+
+    def _is_there(self, batch: Any) -> bool:
+        """Whether a batch of the usual form is on the device; to look for tensors in any form takes much longer."""
+        return type(batch) in (tuple, list) and all(type(x) is Tensor and x.device == self.device for x in batch)

@@ -54,13 +54,13 @@ def step(parameters, solver, seed):
     parameters.zero_grad()
     generator = torch.Generator().manual_seed(seed)
     parameters.grad.copy_(torch.randn(parameters.grad.shape, generator=generator))
-    solver.stepping.step()
+    solver.step(Precision())
 
 
 @pytest.mark.parametrize("kind", ELEMENTWISE, ids=lambda kind: kind.__name__)
 def test_each_optimizer_takes_the_same_steps_for_each_client(kind):
     own, flat = pair(kind)
-    assert flat[1].stepping is not flat[1].optimizer
+    assert (own[1].is_flat, flat[1].is_flat) == (False, True)
     start = own[0].vector.clone()
     for client in range(2):
         for parameters, solver in (own, flat):
@@ -81,7 +81,7 @@ def test_who_asks_for_the_optimizer_finds_its_state_and_may_change_it(kind):
         for k in range(3):
             step(parameters, solver, k)
     found, wanted = flat[1].expose(), own[1].optimizer
-    assert flat[1].stepping is found
+    assert not flat[1].is_flat
     states = found.state_dict()["state"], wanted.state_dict()["state"]
     assert states[0].keys() == states[1].keys()
     for number, state in states[1].items():
@@ -109,7 +109,7 @@ def test_a_solver_of_copies_steps_those():
     _, (parameters, solver) = pair(SGD)
     module, optimizer = copy.deepcopy((solver.module, solver.optimizer))
     other = solver.with_copies(module, optimizer)
-    assert other.stepping is optimizer
+    assert not other.is_flat
     before = parameters.vector.clone()
     step(FlatParameters(module), other, 0)
     assert torch.equal(parameters.vector, before)
@@ -139,7 +139,7 @@ def test_other_optimizers_and_precisions_are_refused(make, precision, reason):
     refusal = FlatSolver.refusal(solver, precision)
     assert refusal == reason or refusal.startswith(reason)
     solver.flatten(FlatParameters(module), precision)
-    assert (solver.stepping is solver.optimizer) == (reason is not None)
+    assert solver.is_flat == (reason is None)
 
 
 def _hooked(optimizer):
