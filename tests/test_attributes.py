@@ -52,3 +52,13 @@ def test_training_alone_changes_nothing_by_this_measure():
     with torch.no_grad():
         module.layer.weight.add_(1)
     assert attributes.changed() == []
+
+
+def test_a_set_counts_by_what_it_holds():
+    module = Holder()
+    module.seen = {8, 0, "a"}
+    attributes = Attributes(module)
+    module.seen.discard("b")
+    assert attributes.changed() == []
+    module.seen.add("b")
+    assert attributes.changed() == ["seen"]

@@ -105,6 +105,17 @@ def test_rates_that_are_changed_between_two_steps_count():
     assert torch.allclose(own[0].vector, flat[0].vector, rtol=1e-6)
 
 
+@pytest.mark.parametrize(("given", "taken"), [(None, False), (True, True), (False, False)])
+def test_one_tensor_is_taken_alone_unless_the_user_says_otherwise(given, taken):
+    module = Odd(SGD, foreach=given)
+    parameters, solver = FlatParameters(module), LocalSolver(module)
+    flat = FlatSolver(solver, parameters, parameters.vector, parameters.grad)
+    for _ in range(2):
+        assert [group["foreach"] for group in flat.optimizer.param_groups] == [taken, taken]
+        flat.step()
+    assert solver.optimizer.param_groups[0]["foreach"] is given
+
+
 def test_a_solver_of_copies_steps_those():
     _, (parameters, solver) = pair(SGD)
     module, optimizer = copy.deepcopy((solver.module, solver.optimizer))

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_fedstop.parameters import FlatParameters
+from lightning_fedstop.parameters import FlatParameters, is_finite
 
 
 def net():
@@ -155,3 +155,24 @@ def mixed():
 def test_modules_that_make_no_vector_are_refused(module, message):
     with pytest.raises(ValueError, match=message):
         FlatParameters(module())
+
+
+INF, NAN = torch.inf, torch.nan
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "expected"),
+    [
+        ([1.0, -2.0], torch.float32, True),
+        ([], torch.float32, True),
+        ([3e38, 3e38], torch.float32, True),  # their sum is not finite
+        ([6e4, 6e4], torch.float16, True),
+        ([1e308, 1e308], torch.float64, True),
+        ([1.0, NAN], torch.float32, False),
+        ([1.0, INF], torch.float32, False),
+        ([INF, -INF], torch.float32, False),
+        ([-INF, 3e38], torch.bfloat16, False),
+    ],
+)
+def test_a_vector_is_finite_if_each_number_is(values, dtype, expected):
+    assert is_finite(torch.tensor(values, dtype=dtype)) is expected

@@ -2,6 +2,7 @@ import pytest
 import torch
 from lightning.fabric import Fabric
 from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.core import hooks
 
 from lightning_fedstop.transfer import BatchTransfer
 
@@ -46,3 +47,22 @@ def test_a_true_precision_converts_floats_alone(precision, expected):
     fabric = Fabric(accelerator="cpu", devices=1, precision=precision)
     batch = BatchTransfer(LightningModule(), None, fabric.strategy)((torch.ones(1).double(), torch.ones(1).long()))
     assert [tensor.dtype for tensor in batch] == [expected, torch.int64]
+
+
+@pytest.mark.parametrize(
+    ("batch", "looked_at"),
+    [
+        ((torch.ones(2), torch.ones(2).long()), False),
+        ([torch.ones(2)], False),
+        ((torch.ones(2), ["a", "b"]), True),
+        ({"x": torch.ones(2)}, True),
+        ((torch.ones(2), (torch.ones(2),)), True),
+        ((torch.ones(2, device="meta"), torch.ones(2)), True),
+    ],
+)
+def test_tensors_that_are_on_the_device_are_passed_on_as_they_are(monkeypatch, batch, looked_at):
+    moved = []
+    monkeypatch.setattr(hooks, "move_data_to_device", lambda batch, device: moved.append(device) or batch)
+    transfer = BatchTransfer(LightningModule(), None, Fabric(accelerator="cpu", devices=1).strategy)
+    assert transfer(batch) is batch
+    assert moved == [transfer.device] * looked_at
