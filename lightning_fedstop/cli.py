@@ -91,7 +91,7 @@ def _load(path: str) -> Callable[[list[str]], Any]:
 def _keeping_all(is_program: bool) -> Iterator[None]:
     """Have no garbage looked for among what is made inside the block, if this process is the command's own.
 
-    Nearly all objects that imports make stay, and to look through them again and again takes a tenth of a start.
+    Nearly all objects that imports make stay, and to look through them again and again takes a fifth of a start.
     """
     collects = is_program and gc.isenabled()
     if collects:
