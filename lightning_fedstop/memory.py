@@ -8,7 +8,7 @@ import ctypes
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 """The environment variable by which torch asks for huge pages on a CPU; it is read before the first tensor is made."""
@@ -16,8 +16,21 @@ HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 MOST_OFTEN = 1.0
 """Seconds between two times of :func:`release_memory`: it takes hundredths of one."""
 
-ALONE, TOGETHER = 4 * 2**20, 2**20
-"""Bytes from which on a block counts as large, where clients are trained one after the other and by threads."""
+
+class Pools(NamedTuple):
+    """What the C library's pools hold.
+
+    Attributes:
+        large: bytes from which on a block is in none of them.
+        kept: free bytes at the end of each that it may keep.
+    """
+
+    large: int
+    kept: int
+
+
+ALONE, TOGETHER = Pools(4 * 2**20, 64 * 2**20), Pools(2**20, 8 * 2**20)
+"""Where clients are trained one after the other, and by threads, of which each has a pool."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # <malloc.h>
 
@@ -27,14 +40,14 @@ def ask_for_huge_pages() -> None:
     os.environ.setdefault(HUGE_PAGES, "1")
 
 
-def return_large_blocks(size: int) -> bool:
+def return_large_blocks(pools: Pools) -> bool:
     """Have large blocks come from the system and go back to it when they are freed.
 
     A large block then costs page faults, which with small pages would take a fifth of a step's time. So this is done
     only where torch asks for huge pages, and not where the user has set up the C library himself.
 
     Args:
-        size: bytes from which on a block is large.
+        pools: what they are to hold.
 
     Returns:
         Whether it is so from now on.
@@ -43,7 +56,7 @@ def return_large_blocks(size: int) -> bool:
     is_set_up = "malloc" in tunables or any(name.startswith("MALLOC_") for name in os.environ)
     if _set is None or is_set_up or os.environ.get(HUGE_PAGES) != "1":
         return False
-    return bool(_set(_MMAP_THRESHOLD, size) and _set(_TRIM_THRESHOLD, 64 * 2**20))
+    return bool(_set(_MMAP_THRESHOLD, pools.large) and _set(_TRIM_THRESHOLD, pools.kept))
 
 
 def release_memory(last: float) -> float:

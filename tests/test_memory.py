@@ -69,9 +69,10 @@ def test_huge_pages_are_asked_for_unless_the_user_has_decided(monkeypatch):
     assert os.environ[HUGE_PAGES] == "0"
 
 
-def test_large_blocks_are_returned_where_pages_are_huge(settings):
-    assert return_large_blocks(TOGETHER)
-    assert dict(settings) == {-3: TOGETHER, -1: 64 * 2**20}
+@pytest.mark.parametrize("pools", [ALONE, TOGETHER])
+def test_large_blocks_are_returned_where_pages_are_huge(settings, pools):
+    assert return_large_blocks(pools)
+    assert dict(settings) == {-3: pools.large, -1: pools.kept}
 
 
 @pytest.mark.parametrize(
@@ -99,12 +100,12 @@ def test_a_freed_block_leaves_the_process():
     """By itself glibc keeps a freed block of 8 MiB after it has seen larger ones, where another lies above it."""
     code = """
 import sys
-from lightning_fedstop.memory import HUGE_PAGES, return_large_blocks
+from lightning_fedstop.memory import HUGE_PAGES, TOGETHER, return_large_blocks
 import os
 import torch
 if sys.argv[1] == "yes":
     os.environ[HUGE_PAGES] = "1"
-    assert return_large_blocks(2**20)
+    assert return_large_blocks(TOGETHER)
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE") / 2**20
 blocks = [torch.ones(30 * 2**18)]

@@ -549,7 +549,7 @@ def test_large_blocks_go_back_to_the_system_sooner_where_threads_train(tmp_path,
 @pytest.mark.parametrize("returns_blocks", [True, False])
 def test_pools_are_emptied_between_clients_where_blocks_stay_in_them(tmp_path, monkeypatch, returns_blocks):
     asked = []
-    monkeypatch.setattr(threaded, "return_large_blocks", lambda size: returns_blocks)
+    monkeypatch.setattr(threaded, "return_large_blocks", lambda pools: returns_blocks)
     monkeypatch.setattr(threaded, "release_memory", lambda last: asked.append(last) or 0.0)
     fit(tmp_path, data=ToyData((6, 4, 7)), devices="auto", clients_per_round=3, max_rounds=1)
     assert len(asked) == (1 if returns_blocks else 4)
