@@ -47,11 +47,13 @@ class Attributes:
 
     def restore(self) -> None:
         """Put all of them back."""
-        for (_, owner, held), copies, values in zip(self.held, self.copies, self.values, strict=True):
+        for (_, owner, held), copies, items, values in zip(
+            self.held, self.copies, self.items, self.values, strict=True
+        ):
             for name, tensor in values.items():
                 held[name].detach().copy_(tensor)
             for name, value in copies.items():
-                if _items(value) != _items(held[name]):
+                if items[name] != _items(held[name]):
                     held[name].clear()
                     (held[name].extend if isinstance(value, list) else held[name].update)(value)
             vars(owner).clear()

@@ -8,6 +8,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fedstop.attributes import Attributes
+from lightning_fedstop.parameters import is_finite
 from lightning_fedstop.seeding import drawn_from, global_state, seeded
 from lightning_fedstop.stacked_batches import Drawn, group_batches
 from lightning_fedstop.stacked_pass import can_be_padded
@@ -108,7 +109,7 @@ def _difference(
         name = type(trainer.module).__name__
         return f"the `training_step` of {name} changes `{changed[0]}`, which all clients of a stack would share"
     for direction, single in zip(stack.grad, singles, strict=True):
-        if single is None or not torch.isfinite(single).all():
+        if single is None or not is_finite(single):
             continue
         length, distance = torch.linalg.vector_norm(single), torch.linalg.vector_norm(direction - single)
         if not distance <= TOLERANCE * length:

@@ -21,6 +21,7 @@ from lightning_fedstop.job import Job, LocalUpdate
 from lightning_fedstop.local import LocalTrainer
 from lightning_fedstop.memory import ALONE, TOGETHER, release_memory, return_large_blocks
 from lightning_fedstop.methods.base import Client
+from lightning_fedstop.parameters import is_finite
 from lightning_fedstop.seeding import drawn_from, global_state, restore_state, seeded
 from lightning_fedstop.together import TogetherTrainer, Unsuitable, first_line
 from lightning_fedstop.worker import Shared, Trained, Worker
@@ -207,7 +208,7 @@ class ThreadedTrainer(TogetherTrainer):
             raise Unsuitable(f"{type(self.method).__name__} changes what it holds during a client's steps")
         for one, other in zip(after, copied, strict=True):
             distance, length = torch.linalg.vector_norm(one - other), torch.linalg.vector_norm(one)
-            if torch.isfinite(one).all() and not distance <= TOLERANCE * length:
+            if is_finite(one) and not distance <= TOLERANCE * length:
                 raise Unsuitable(f"a step of a copy of {name} is off by {float(distance / length):.2g} of its length")
         return True
 
