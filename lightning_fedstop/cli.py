@@ -27,14 +27,12 @@ OTHER_COMMANDS = {
     "partition": ("lightning_fedstop._cli_partition:main", "print and draw how the clients share the training data"),
     "replay": ("lightning_fedstop._cli_replay:main", "print where each stopping rule would have ended recorded runs"),
     "report": ("lightning_fedstop._cli_report:main", "write a page with figures and tables on recorded runs"),
-    "paper": ("lightning_fedstop._cli_paper:main", "run the experiments of the paper, and compare with its numbers"),
     "doctor": ("lightning_fedstop._cli_doctor:main", "say whether this machine can train, and with what"),
 }
 
 # What is left of a command that was interrupted.
 KEPT = {
     "fit": "; finished rounds are kept, and `--ckpt_path last` goes on from there",
-    "paper": "; the same command goes on from the last checkpoints",
 }
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 from typing import Literal, NamedTuple
 
-from lightning_fedstop.paper.runs import Run
-from lightning_fedstop.paper.status import state_of
+from experiments.paper.runs import Run
+from experiments.paper.status import state_of
 from lightning_fedstop.records.reader import Record, read_record
 from lightning_fedstop.records.replay import in_percent, replay
 

@@ -1,15 +1,15 @@
 import pytest
 
-from lightning_fedstop.paper import Choice, runs_of
-from lightning_fedstop.paper.prepare import _fetch
-from lightning_fedstop.paper.prepare import prepare as fetch
+from experiments.paper import Choice, runs_of
+from experiments.paper.prepare import _fetch
+from experiments.paper.prepare import prepare as fetch
 
 
 @pytest.fixture
 def fetched(monkeypatch):
     """What would be fetched."""
     seen = []
-    monkeypatch.setattr("lightning_fedstop.paper.prepare._fetch", lambda what, code, *arguments: seen.append(arguments))
+    monkeypatch.setattr("experiments.paper.prepare._fetch", lambda what, code, *arguments: seen.append(arguments))
     return seen
 
 

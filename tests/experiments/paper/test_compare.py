@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from lightning_fedstop.paper import TABLES, Choice, Run, runs_of
-from lightning_fedstop.paper.compare import compare
-from lightning_fedstop.paper.results import Results
-from tests.paper.runs import write_run
+from experiments.paper import TABLES, Choice, Run, runs_of
+from experiments.paper.compare import compare
+from experiments.paper.results import Results
+from tests.experiments.paper.runs import write_run
 
 ONE = Choice(datasets=["bloodmnist"], methods=["FedAvg"], skews=["dirichlet"], seeds=[0])
 # The distance grows by 20 % up to round 5, then by nothing: rounds 6, 7, ... count.

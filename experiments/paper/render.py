@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Literal
 
-from lightning_fedstop.paper.compare import Row
+from experiments.paper.compare import Row
 
 Format = Literal["table", "csv", "markdown", "latex"]
 

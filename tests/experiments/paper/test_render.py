@@ -2,8 +2,8 @@ import csv
 
 import pytest
 
-from lightning_fedstop.paper.compare import Row
-from lightning_fedstop.paper.render import agreement, render
+from experiments.paper.compare import Row
+from experiments.paper.render import agreement, render
 
 ROWS = [
     Row({"dataset": "bloodmnist", "method": "FedAvg"}, {"acc %": (61.234, 60.0), "r": (5.0, None)}, 3, 3),

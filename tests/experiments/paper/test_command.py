@@ -5,16 +5,25 @@ import sys
 
 import pytest
 
-from lightning_fedstop.cli import main
-from lightning_fedstop.paper import Choice, Run, launch, runs_of
-from tests.cli_tools import ROOT, refusal
-from tests.paper.runs import write_run
+from experiments.paper import Choice, Run, launch, runs_of
+from experiments.paper.__main__ import main
+from tests.cli_tools import ROOT
+from tests.experiments.paper.runs import write_run
 
 TINY = ["--scale", "tiny", "--datasets", "bloodmnist", "--skews", "dirichlet", "--seeds", "0"]
 
 
 def paper(*args):
-    main(["paper", *map(str, args)])
+    main(list(map(str, args)))
+
+
+def refusal(capsys, *args):
+    """The one line on stderr with which the command ends."""
+    with pytest.raises(SystemExit) as exit:
+        main(list(args))
+    assert exit.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line.removeprefix("python -m experiments.paper: error: ")
 
 
 def commands(capsys):
@@ -131,16 +140,16 @@ def test_slurm_has_what_is_not_finished(tmp_path, capsys):
     assert "gres" not in text
     assert done.name not in text
     assert "--ckpt_path last " not in text.replace("(--ckpt_path last)", "")
-    assert f"fedstop paper figure5 --root {tmp_path} --scale full --prepare" in text
+    assert f"python -m experiments.paper figure5 --root {tmp_path} --scale full --prepare" in text
 
 
 def test_neither_listing_nor_printing_imports_torch(tmp_path):
     run = Run("bloodmnist", "FedAvg", "dirichlet", 0.1)
     write_run(tmp_path, run)
     code = (
-        "import sys; from lightning_fedstop.cli import main\n"
-        "main(['paper', 'figure5', '--root', sys.argv[1], '--dry-run'])\n"
-        "main(['paper', 'all', '--root', sys.argv[1]])\n"
+        "import sys; from experiments.paper.__main__ import main\n"
+        "main(['figure5', '--root', sys.argv[1], '--dry-run'])\n"
+        "main(['all', '--root', sys.argv[1]])\n"
         "sys.exit(any(name in sys.modules for name in ('torch', 'lightning', 'numpy')))"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
@@ -148,9 +157,7 @@ def test_neither_listing_nor_printing_imports_torch(tmp_path):
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(tmp_path):
-    command = (
-        f"{shlex.quote(sys.executable)} -m lightning_fedstop paper all --root {shlex.quote(str(tmp_path))} --dry-run"
-    )
+    command = f"{shlex.quote(sys.executable)} -m experiments.paper all --root {shlex.quote(str(tmp_path))} --dry-run"
     done = subprocess.run(["sh", "-c", f"{command} | head -1"], cwd=ROOT, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("# missing\n", "")
 
@@ -168,4 +175,4 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path):
     ],
 )
 def test_a_wrong_argument_is_one_sentence(capsys, args, message):
-    assert message in refusal(capsys, "paper", *args)
+    assert message in refusal(capsys, *args)

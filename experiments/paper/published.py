@@ -10,7 +10,7 @@ from typing import Any
 @cache
 def paper_results() -> dict[str, Any]:
     """The content of ``results.json``: Tables I to IV whole, and what the text quotes of Figures 5 to 8."""
-    text = (files("lightning_fedstop.paper") / "results.json").read_text(encoding="utf-8")
+    text = (files("experiments.paper") / "results.json").read_text(encoding="utf-8")
     results: dict[str, Any] = json.loads(text)
     return results
 

@@ -1,4 +1,4 @@
-"""``fedstop paper``: the runs behind a table of the paper, and our figures beside its own."""
+"""``python -m experiments.paper``: the runs behind a table of the paper, and our figures beside its own."""
 
 import argparse
 import os
@@ -9,18 +9,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn, get_args
 
-from lightning_fedstop.paper.commands import command_line, fit_arguments
-from lightning_fedstop.paper.compare import compare
-from lightning_fedstop.paper.launch import Job, run_jobs
-from lightning_fedstop.paper.prepare import prepare
-from lightning_fedstop.paper.published import paper_results
-from lightning_fedstop.paper.render import Format, agreement, render
-from lightning_fedstop.paper.results import Accuracy, Results
-from lightning_fedstop.paper.runs import COEFFICIENTS, DATASETS, FORMS, PHI, ROUNDS, SCALES, SEEDS, Run
-from lightning_fedstop.paper.slurm import array_script
-from lightning_fedstop.paper.status import State, state_of
-from lightning_fedstop.paper.tables import TABLES, Choice, runs_of
+from experiments.paper.commands import command_line, fit_arguments
+from experiments.paper.compare import compare
+from experiments.paper.launch import Job, run_jobs
+from experiments.paper.prepare import prepare
+from experiments.paper.published import paper_results
+from experiments.paper.render import Format, agreement, render
+from experiments.paper.results import Accuracy, Results
+from experiments.paper.runs import COEFFICIENTS, DATASETS, FORMS, PHI, ROUNDS, SCALES, SEEDS, Run
+from experiments.paper.slurm import array_script
+from experiments.paper.status import State, state_of
+from experiments.paper.tables import TABLES, Choice, runs_of
+from lightning_fedstop.signals import Terminated
 
+PROGRAM = "python -m experiments.paper"
+_GO_ON = "the same command goes on from the last checkpoints."
 _SCALE_NOTES = {
     "full": "",
     "small": "Scale small, not the paper's: ConvNeXtV2-atto instead of nano, 28 px instead of 64, 20 clients instead "
@@ -42,8 +45,30 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
-def main(argv: list[str]) -> None:
-    """List, run or submit the runs of a table, and print it beside the paper's."""
+def main(argv: list[str] | None = None) -> None:
+    """List, run or submit the runs of a table, and print it beside the paper's.
+
+    Args:
+        argv: the arguments; those of the process by default.
+
+    Raises:
+        SystemExit: with code 2 after one sentence on what is wrong with the arguments or the files, with 1 where runs
+            failed, with 130 or 143 after Ctrl-C or a termination signal.
+    """
+    try:
+        _main(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt as error:
+        sys.stderr.write(f"{PROGRAM}: interrupted; {_GO_ON}\n")
+        raise SystemExit(130) from error
+    except Terminated:
+        sys.stderr.write(f"{PROGRAM}: terminated; {_GO_ON}\n")
+        raise
+    except (ValueError, OSError, RuntimeError) as error:
+        sys.stderr.write(f"{PROGRAM}: error: {error}\n")
+        raise SystemExit(2) from error
+
+
+def _main(argv: Sequence[str]) -> None:
     # What follows a lone `--` is for `fedstop fit`.
     at = argv.index("--") if "--" in argv else len(argv)
     given, extra = _parser().parse_args(argv[:at]), argv[at + 1 :]
@@ -66,18 +91,18 @@ def main(argv: list[str]) -> None:
             failed = _run(given, states, extra) if given.jobs else []
             _print(given, choice)
         sys.stdout.flush()
-    except BrokenPipeError:  # `fedstop paper ... | head`
+    except BrokenPipeError:  # of `... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if failed:
-        sys.stderr.write(f"fedstop paper: {len(failed)} of {len(runs)} runs failed: {', '.join(failed)}.\n")
+        sys.stderr.write(f"{PROGRAM}: {len(failed)} of {len(runs)} runs failed: {', '.join(failed)}.\n")
         raise SystemExit(1)
 
 
 def _parser() -> _Parser:
     counts = ", ".join(f"{table} {len(runs_of(table))}" for table in TABLES)
     parser = _Parser(
-        "fedstop paper",
-        usage="fedstop paper TABLE --root RUNS [options] [-- arguments of `fedstop fit`]",
+        PROGRAM,
+        usage=f"{PROGRAM} TABLE --root RUNS [options] [-- arguments of `fedstop fit`]",
         description="The runs behind a table or figure of arXiv 2601.22669, and our figures beside its own. Without "
         "--dry-run, --prepare, --jobs or --emit it prints the table from the runs that are finished.",
         epilog=f"Runs: {counts}; all {len(runs_of('all'))}, since one run serves several tables. What follows `--`, "
@@ -157,7 +182,7 @@ def _emit(given: argparse.Namespace, runs: Sequence[Run], states: dict[Run, Stat
 
 
 def _notes(given: argparse.Namespace) -> list[str]:
-    fetch = ["fedstop", "paper", given.table, "--root", given.root, "--scale", given.scale, "--prepare"]
+    fetch = [*PROGRAM.split(), given.table, "--root", given.root, "--scale", given.scale, "--prepare"]
     fetch += ["--data_dir", given.data_dir] if given.data_dir else []
     return [f"Before it, where there is network: {shlex.join(fetch)}"]
 
@@ -212,3 +237,7 @@ def _heading(
 
 def _words(values: Sequence[object]) -> str:
     return ", ".join(map(str, values))
+
+
+if __name__ == "__main__":
+    main()

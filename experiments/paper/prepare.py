@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from lightning_fedstop.paper.runs import Run
+from experiments.paper.runs import Run
 
 _PIXELS = {"full": 64, "small": 28}
 _BACKBONES = {"full": "convnextv2_nano", "small": "convnextv2_atto"}

@@ -1,7 +1,7 @@
 import pytest
 
-from lightning_fedstop.paper import Run, runs_of
-from lightning_fedstop.paper.runs import power
+from experiments.paper import Run, runs_of
+from experiments.paper.runs import power
 
 
 def test_no_two_runs_share_a_name():

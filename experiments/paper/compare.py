@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lightning_fedstop.paper.published import by_lr, by_skew, find
-from lightning_fedstop.paper.results import BASELINES, Results, mean_of
-from lightning_fedstop.paper.runs import DATASETS, LOG_PHIS, Run, power
-from lightning_fedstop.paper.tables import TABLES, Choice, seeds_of
+from experiments.paper.published import by_lr, by_skew, find
+from experiments.paper.results import BASELINES, Results, mean_of
+from experiments.paper.runs import DATASETS, LOG_PHIS, Run, power
+from experiments.paper.tables import TABLES, Choice, seeds_of
 
 THRESHOLDS = (0.005, 0.01, 0.05, 0.1)
 PATIENCES = (1, 5, 10)

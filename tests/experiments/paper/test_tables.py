@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from lightning_fedstop.paper import TABLES, Choice, Run, runs_of
-from lightning_fedstop.paper.published import paper_results
-from lightning_fedstop.paper.runs import DATASETS, PHI, SEEDS
+from experiments.paper import TABLES, Choice, Run, runs_of
+from experiments.paper.published import paper_results
+from experiments.paper.runs import DATASETS, PHI, SEEDS
 
 GRID = 2 + 8 * 3  # settings of the methods: two without Phi, eight with three values of it each
 
@@ -100,7 +100,7 @@ def test_the_defaults_are_the_papers():
 
 
 def test_the_documentation_has_the_counts():
-    text = (Path(__file__).parents[2] / "docs" / "paper.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "paper.md").read_text(encoding="utf-8")
     names = {name: name.replace("table", "Table ").replace("figure", "Figure ") for name in TABLES} | {"all": "all"}
     roman = {"Table 1": "Table I", "Table 2": "Table II", "Table 3": "Table III", "Table 4": "Table IV"}
     for table, name in names.items():

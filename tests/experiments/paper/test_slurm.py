@@ -3,8 +3,8 @@ import subprocess
 
 import pytest
 
-from lightning_fedstop.paper import slurm
-from lightning_fedstop.paper.slurm import array_script
+from experiments.paper import slurm
+from experiments.paper.slurm import array_script
 
 
 @pytest.fixture

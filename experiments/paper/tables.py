@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from lightning_fedstop.paper.published import by_lr, by_skew
-from lightning_fedstop.paper.runs import COEFFICIENTS, DATASETS, LOG_LRS, LOG_PHIS, PHI, SEEDS, Form, Run, Scale
+from experiments.paper.published import by_lr, by_skew
+from experiments.paper.runs import COEFFICIENTS, DATASETS, LOG_LRS, LOG_PHIS, PHI, SEEDS, Form, Run, Scale
 
 MIDDLE: dict[str, float] = {"dirichlet": 0.1, "pathological": 2, "quantity": 0.1}
 """c of Table I."""
@@ -17,7 +17,7 @@ class Choice:
     """Which of a table's runs are wanted; all by default.
 
     Args:
-        form: see :class:`~lightning_fedstop.paper.runs.Run`.
+        form: see :class:`~experiments.paper.runs.Run`.
         scale: likewise.
         datasets: of the paper's.
         methods: likewise.

@@ -1,8 +1,8 @@
 import pytest
 
-from lightning_fedstop.paper import Run
-from lightning_fedstop.paper.status import State, state_of
-from tests.paper.runs import write_run
+from experiments.paper import Run
+from experiments.paper.status import State, state_of
+from tests.experiments.paper.runs import write_run
 
 RUN = Run("bloodmnist", "FedAvg", "dirichlet", 0.1)
 

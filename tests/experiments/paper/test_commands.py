@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from experiments.paper import Choice, Run, runs_of
+from experiments.paper.commands import CONFIGS, command_line, config_files, fit_arguments
+from experiments.paper.runs import FORMS, PHI, ROUNDS, SCALES
 from lightning_fedstop._cli_fit import FedStopCLI
 from lightning_fedstop.cli import main
-from lightning_fedstop.paper import Choice, Run, runs_of
-from lightning_fedstop.paper.commands import command_line, config_files, configs_folder, fit_arguments
-from lightning_fedstop.paper.runs import FORMS, PHI, ROUNDS, SCALES
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_all_configurations_are_used_and_there():
         for run in runs_of("all", Choice(form, scale))
         for name in config_files(run)
     }
-    there = {path.relative_to(configs_folder()).as_posix() for path in configs_folder().rglob("*.yaml")}
+    there = {path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.yaml")}
     assert used == there
 
 
@@ -125,11 +125,5 @@ def test_a_command_can_be_pasted_into_a_shell(tmp_path, monkeypatch):
     run = Run("bloodmnist", "FedAvg", "dirichlet", 0.1)
     arguments = fit_arguments(run, tmp_path / "my runs")
     assert shlex.split(command_line(arguments)) == ["fedstop", *arguments]
-    monkeypatch.chdir(configs_folder().parent)
-    assert f"--config {configs_folder().name}/base.yaml " in command_line(fit_arguments(run, "runs"))
-
-
-def test_missing_configurations_are_named(monkeypatch, tmp_path):
-    monkeypatch.setattr("lightning_fedstop.paper.commands.__file__", str(tmp_path / "a" / "b" / "commands.py"))
-    with pytest.raises(FileNotFoundError, match="The paper's configurations are missing"):
-        configs_folder()
+    monkeypatch.chdir(CONFIGS.parent)
+    assert f"--config {CONFIGS.name}/base.yaml " in command_line(fit_arguments(run, "runs"))

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from lightning_fedstop.cli import main
-from lightning_fedstop.paper import launch
-from lightning_fedstop.paper.launch import Job, child_environment, run_jobs
+from experiments.paper import launch
+from experiments.paper.__main__ import main
+from experiments.paper.launch import Job, child_environment, run_jobs
 from lightning_fedstop.signals import Terminated
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 WAIT = "import pathlib, sys, time\nend = time.monotonic() + 30\nwhile not pathlib.Path(sys.argv[2]).exists():\n" + (
     "    assert time.monotonic() < end\n    time.sleep(0.01)\n"
@@ -93,7 +93,7 @@ def test_an_interruption_lets_the_processes_end_by_themselves(jobs, tmp_path, si
 IN_BACKGROUND = """
 import sys
 from pathlib import Path
-from lightning_fedstop.paper import launch
+from experiments.paper import launch
 launch.COMMAND = [sys.executable, "-c"]
 job = launch.Job("job", sys.argv[2:], Path(sys.argv[1]))
 launch.run_jobs([job], 1)
@@ -125,12 +125,12 @@ def test_the_command_says_how_to_go_on(tmp_path, monkeypatch, capsys, signum, co
     def run(*_):
         raise KeyboardInterrupt if signum == signal.SIGINT else Terminated(signum)
 
-    monkeypatch.setattr("lightning_fedstop._cli_paper.run_jobs", run)
+    monkeypatch.setattr("experiments.paper.__main__.run_jobs", run)
     with pytest.raises(SystemExit) as exit:
-        main(["paper", "figure5", "--root", str(tmp_path), "--scale", "tiny", "--jobs", "1"])
+        main(["figure5", "--root", str(tmp_path), "--scale", "tiny", "--jobs", "1"])
     assert exit.value.code == code
     said = capsys.readouterr().err
-    assert f"fedstop paper: {word}" in said
+    assert f"python -m experiments.paper: {word}" in said
     assert "; the same command goes on from the last checkpoints." in said
     assert "ckpt_path" not in said
 

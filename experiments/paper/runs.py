@@ -32,7 +32,7 @@ LOG_PHIS = (-1, -2, -3)
 LOG_LRS = (-1, -2, -3)
 SEEDS = (0, 1, 2)
 ROUNDS: dict[Scale, int] = {"full": 500, "small": 100, "tiny": 12}
-"""R, as in ``configs/paper``."""
+"""R, as in ``experiments/paper/configs``."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 Nothing here imports torch or Lightning.
 """
 
-from lightning_fedstop.paper.runs import Run
-from lightning_fedstop.paper.tables import TABLES, Choice, runs_of
+from experiments.paper.runs import Run
+from experiments.paper.tables import TABLES, Choice, runs_of
 
 __all__ = ["TABLES", "Choice", "Run", "runs_of"]

@@ -5,8 +5,10 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning_fedstop.paper.runs import PHI, Run, power
+from experiments.paper.runs import PHI, Run, power
 
+CONFIGS = Path(__file__).resolve().parent / "configs"
+"""The folder of the paper's configurations."""
 _COEFFICIENT_KEYS = {
     "dirichlet": "concentration",
     "pathological": "classes_per_client",
@@ -14,21 +16,8 @@ _COEFFICIENT_KEYS = {
 }
 
 
-def configs_folder() -> Path:
-    """The folder of the paper's configurations: ``configs/paper`` of the repository, or its copy in the package.
-
-    Raises:
-        FileNotFoundError: if neither is there.
-    """
-    package = Path(__file__).resolve().parent
-    for folder in (package / "configs", package.parents[1] / "configs" / "paper"):
-        if (folder / "base.yaml").is_file():
-            return folder
-    raise FileNotFoundError(f"The paper's configurations are missing from '{package}': install the package anew.")
-
-
 def config_files(run: Run) -> list[str]:
-    """The configurations a run is composed of, in their order, relative to :func:`configs_folder`.
+    """The configurations a run is composed of, in their order, relative to ``CONFIGS``.
 
     >>> config_files(Run("bloodmnist", "FedAvg", "dirichlet", 0.1, form="released_code", scale="small"))
     ['base.yaml', 'data/bloodmnist.yaml', 'skew/dirichlet.yaml', 'released_code/fedavg.yaml', 'released_code/form.yaml',
@@ -66,7 +55,7 @@ def fit_arguments(
     """
     arguments = ["fit"]
     for name in config_files(run):
-        arguments += ["--config", _shown(configs_folder() / name)]
+        arguments += ["--config", _shown(CONFIGS / name)]
     c = str(int(run.c)) if run.skew == "pathological" else f"{run.c:g}"
     arguments += [f"--data.skew.{_COEFFICIENT_KEYS[run.skew]}", c]
     if run.log_phi is not None:

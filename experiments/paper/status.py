@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lightning_fedstop.paper.runs import Run
+from experiments.paper.runs import Run
 
 Status = Literal["done", "unfinished", "missing"]
 

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from lightning_fedstop.paper.published import by_lr, by_skew, find, paper_results
-from lightning_fedstop.paper.runs import COEFFICIENTS, DATASETS, LOG_LRS, LOG_PHIS, PHI
+from experiments.paper.published import by_lr, by_skew, find, paper_results
+from experiments.paper.runs import COEFFICIENTS, DATASETS, LOG_LRS, LOG_PHIS, PHI
 from tests.helpers import SHARED
 
 

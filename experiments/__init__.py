@@ -1,0 +1,1 @@
+"""Experiments in the repository; they are no part of the installed package."""
