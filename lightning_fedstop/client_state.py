@@ -31,6 +31,7 @@ class ClientStates:
     >>> states = ClientStates()
     >>> states.open(torch.zeros(3))
     >>> states.set("c", 7, torch.ones(3))
+    tensor([1., 1., 1.])
     >>> states.get("c", 7), states.get("c", 8)
     (tensor([1., 1., 1.]), tensor([0., 0., 0.]))
     """
@@ -108,8 +109,12 @@ class ClientStates:
             return self._like.new_zeros(self._dim)
         return stored.to(self._like, copy=True)
 
-    def set(self, name: str, client: int, value: Tensor) -> None:
+    def set(self, name: str, client: int, value: Tensor) -> Tensor:
         """Keep a copy of ``value``, shape ``(d,)``.
+
+        Returns:
+            What :meth:`get` gives from now on: ``value`` itself, or its rounding where :attr:`dtype` is shorter. A sum
+            over clients must be made of these, else it drifts away from what the clients hold.
 
         Raises:
             ValueError: if it has another shape.
@@ -120,9 +125,10 @@ class ClientStates:
             )
         if self._pending is not None:
             self._pending[name, client] = value.detach().to("cpu", self._backend.dtype, copy=True)
-            return
-        self._backend.write((name, client), value)
-        self._changed.add((name, client))
+        else:
+            self._backend.write((name, client), value)
+            self._changed.add((name, client))
+        return value.to(self._backend.dtype).to(self._like)
 
     def written(self) -> list[Key]:
         """What was written before this round, as ``(name, client)``."""

@@ -109,15 +109,15 @@ class ControlVariates:
         if client.lr == 0:
             return
         correction = client.vectors["correction"]
-        before = self.c - correction
         if self.rule == "grad_mean":
             after = self.mean_gradient(client)
         elif self.rule == "option_I":
             after = client.vectors["full_gradient"]
         else:
             after = -correction - delta / (self.gain_of(client, steps) * client.lr)
-        self.federation.states.set("c", client.index, after)
-        self.change.add(after - before)
+        states = self.federation.states
+        before = states.get("c", client.index).double()
+        self.change.add(states.set("c", client.index, after) - before)
 
     def aggregate(self) -> None:
         """Apply the round's changes to c."""

@@ -34,10 +34,10 @@ class Duals:
 
     def finish(self, client: Client, delta: Tensor) -> Tensor:
         """Update h_m and add its change to the round's sum; gives the new h_m."""
-        dual = client.vectors["dual"] + delta
-        self.federation.states.set("h", client.index, dual)
-        self.change.add(delta)
-        return dual
+        before = client.vectors["dual"]
+        after = self.federation.states.set("h", client.index, before + delta)
+        self.change.add(after - before.double())
+        return after
 
     def aggregate(self) -> Tensor:
         """Apply the round's changes to H and give it."""

@@ -86,8 +86,7 @@ class FedSMOO(FedDyn):
         """Update h_m and mu_m, and add the client's message to the round's mean."""
         super().finish(client, delta, steps)
         if self.rho:
-            mu = client.vectors["mu"]
-            self.federation.states.set("mu", client.index, mu)
+            mu = self.federation.states.set("mu", client.index, client.vectors["mu"])
             self.messages.add(mu if self.message == "mu" else mu - client.vectors["e"])
 
     def aggregate(self, theta: Tensor, mean_delta: Tensor) -> Tensor:

@@ -5,7 +5,8 @@ import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 from lightning_fedstop.client_state import ClientStates
-from lightning_fedstop.methods import FedLESAM, FedWMSAM
+from lightning_fedstop.methods import SCAFFOLD, FedDyn, FedGamma, FedLESAM, FedSMOO, FedSpeed, FedWMSAM
+from lightning_fedstop.methods.base import Client, Federation
 from lightning_fedstop.methods.shared_models import SharedModels
 from tests.helpers import ToyModule
 from tests.methods.problems import TEN, equal, same_bits, toy
@@ -123,3 +124,53 @@ def test_alpha_of_fedwmsam_follows_the_agreement(tmp_path):
         assert got["state"]["alpha"] == pytest.approx(alpha, abs=1e-5)
         momentum = got["state"]["m"]
     assert alpha != pytest.approx(0.5, abs=0.05)
+
+
+def trained(method, states, num_clients=6, num_rounds=200, dim=50):
+    """A method after rounds in which half of the clients, drawn at random, moved by random numbers."""
+    generator = torch.Generator().manual_seed(0)
+    theta = torch.randn(dim, generator=generator)
+    states.open(theta)
+    method.setup(Federation(theta, [1] * num_clients, states, [dim]))
+    for round_ in range(1, num_rounds + 1):
+        states.begin()
+        for index in torch.randperm(num_clients, generator=generator)[: num_clients // 2].tolist():
+            client = Client(index, round_, 1, theta, lr=0.1, momentum=0.9)
+            method.start(client)
+            method.finish(client, torch.randn(dim, generator=generator), steps=3)
+        states.commit()
+        method.aggregate(theta, torch.zeros(dim, dtype=torch.float64))
+    return method
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+@pytest.mark.parametrize(
+    ("make", "server", "kept"),
+    [
+        (SCAFFOLD, "c", "c"),
+        (FedGamma, "c", "c"),
+        (FedWMSAM, "c", "c"),
+        (FedDyn, "H", "h"),
+        (FedSpeed, "H", "h"),
+        (lambda: FedSMOO(rho=0.0), "H", "h"),
+    ],
+)
+def test_the_server_holds_the_mean_of_what_the_clients_keep(make, server, kept, dtype):
+    states = ClientStates(dtype=dtype)
+    held = trained(make(), states).state_dict()[server].double()
+    mean = torch.stack([states.get(kept, client) for client in range(6)]).double().mean(0)
+    assert (held - mean).norm() < 1e-6 * mean.norm()
+
+
+@pytest.mark.parametrize(("dtype", "kept"), [(None, 0.1), ("bfloat16", 0.10009765625)])
+def test_fedsmoo_sends_the_dual_that_the_client_keeps(dtype, kept):
+    states, method = ClientStates(dtype=dtype), FedSMOO(rho=0.1)
+    theta = torch.zeros(2)
+    states.open(theta)
+    method.setup(Federation(theta, [1], states, [2]))
+    client = Client(0, 1, 1, theta, lr=0.1, momentum=0.0)
+    method.start(client)
+    client.vectors["mu"].fill_(0.1)
+    client.vectors["e"] = torch.zeros(2)
+    method.finish(client, torch.zeros(2), steps=1)
+    assert method.messages.compute().tolist() == pytest.approx([kept] * 2, rel=1e-7)
