@@ -141,9 +141,7 @@ class LocalTrainer:
 
     def update_of(self, client: Client, steps: int) -> LocalUpdate:
         """What a client sends back whose local model the module holds."""
-        x, theta = self.parameters.vector, client.theta
-        # A module in bfloat16 starts from a rounded theta: the rounding is no part of the update.
-        return LocalUpdate(x.to(theta.dtype) - theta.to(x.dtype).to(theta.dtype), steps)
+        return LocalUpdate(self.parameters.vector.to(client.theta.dtype) - client.theta, steps)
 
     def _prepare(self, client: Client, batches: Iterable[Any]) -> None:
         """What the method needs before the client's first step."""

@@ -152,7 +152,9 @@ class Server:
         hands = deal(clients, self.sizes, self.fabric.world_size)
         self._move_states(hands)
         self.states.begin()
-        jobs = [self._job(round, index) for index in hands[self.fabric.global_rank]]
+        # A module in bfloat16 starts from a rounded theta: the rounding is no part of an update, nor of a distance.
+        start = self.theta.to(self.parameters.vector.dtype).to(self.theta.dtype)
+        jobs = [self._job(round, index, start) for index in hands[self.fabric.global_rank]]
         for client, update in self.trainer.run(jobs, self._load_global):
             if not self._take(client, update, mean, buffers):
                 nonfinite.append(client.index)
@@ -205,11 +207,11 @@ class Server:
         self.states.load_state_dict(state_dict if self.fabric.is_global_zero else {})
         self._trained_on = {client: 0 for vectors in state_dict.values() for client in vectors}
 
-    def _job(self, round: int, index: int) -> Job:
+    def _job(self, round: int, index: int, start: Tensor) -> Job:
         """One client's part in the round."""
         size, solver = self.sizes[index], self.trainer.solver
         weight = size if self.weighting == "samples" else 1
-        client = Client(index, round, size, self.theta, solver.lr, solver.momentum, weight)
+        client = Client(index, round, size, start, solver.lr, solver.momentum, weight, exact_theta=self.theta)
 
         def make_batches() -> Iterable[Any]:
             generator = torch_generator(self.seed, "batches", round, index)

@@ -83,11 +83,13 @@ class Client:
         index: which client, from 0.
         round: the round, from 1.
         num_samples: n_m, always at least 1: a client without samples takes no part.
-        theta: shape ``(d,)``; the global model at the round's start.
+        theta: shape ``(d,)``; the model that the client starts from: the global one as the module holds it, rounded in
+            ``bf16-true`` and ``16-true``. So ``x - theta`` is exactly 0 before the first step.
         lr: the local learning rate of this round.
         momentum: mu_h, the heavy-ball momentum of the local solver, 0 if it has none.
         weight: the client's weight in the mean of updates, before the weights are normalised.
         vectors: what :meth:`FederatedMethod.start` prepared for the local steps, by name.
+        exact_theta: shape ``(d,)``; the global model as the server holds it; ``theta`` itself by default.
     """
 
     index: int
@@ -98,6 +100,11 @@ class Client:
     momentum: float
     weight: float = 1.0
     vectors: dict[str, Tensor] = field(default_factory=dict)
+    exact_theta: Tensor = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.exact_theta is None:
+            self.exact_theta = self.theta
 
 
 class ClientStack:

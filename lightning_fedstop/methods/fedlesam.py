@@ -55,7 +55,7 @@ class FedLESAM(FederatedMethod):
         old = self.old.get(client.index) if self.memory == "client" else self.last
         if not self.rho or old is None:
             return
-        direction = old - client.theta
+        direction = old - client.exact_theta
         if self.perturbation == "norm":
             client.vectors["e"] = perturbation(direction, self.rho)
         else:

@@ -8,7 +8,18 @@ from lightning.pytorch.callbacks import Callback
 from torch import nn
 
 from lightning_fedstop import server
-from lightning_fedstop.methods import SCAFFOLD, Client, FedAvg, FedGamma, FedLESAM, FedSAM, FedSMOO, FedWMSAM, LocalStep
+from lightning_fedstop.methods import (
+    SCAFFOLD,
+    Client,
+    FedAvg,
+    FedGamma,
+    FedLESAM,
+    FedProx,
+    FedSAM,
+    FedSMOO,
+    FedWMSAM,
+    LocalStep,
+)
 from lightning_fedstop.methods.base import normalized
 from tests.helpers import ToyData, ToyModule
 from tests.methods.problems import TEN, same_bits, toy
@@ -112,6 +123,80 @@ def test_mixed_precision_keeps_states_in_float32(tmp_path, make):
     assert all(v.dtype is torch.float32 for v in rounds[-1]["state"].values() if torch.is_tensor(v))
     exact = toy(make, tmp_path)[1][-1]["theta"]
     assert 0 < (rounds[-1]["theta"] - exact).norm() < 0.1
+
+
+class First(Callback):
+    """What each client's first step of a round starts with: x - theta, and the perturbation of the method."""
+
+    def __init__(self, method):
+        self.offsets, self.perturbations, self.directions = [], [], []
+        gradient = method.gradient
+
+        def spied(step):
+            if step.k == 0:
+                self.offsets.append(step.x - step.client.theta)
+                self.directions.append((step.client.round, step.client.vectors.get("e")))
+                backward = step.backward
+
+                def noted(perturbation=None):
+                    self.perturbations.append(perturbation)
+                    return backward(perturbation)
+
+                step.backward = noted
+            gradient(step)
+
+        method.gradient = spied
+
+
+short = pytest.mark.parametrize("precision", ["bf16-true", "16-true"])
+
+
+@ten
+@short
+def test_a_client_starts_exactly_at_its_theta(tmp_path, make, precision):
+    method = make()
+    first = First(method)
+    loop, _ = toy(lambda: method, tmp_path, precision=precision)
+    assert loop.server.theta.dtype is torch.float32
+    assert not torch.equal(loop.server.theta, loop.server.theta.to(loop.lightning_module.dtype).float())
+    assert len(first.offsets) == 8
+    assert not any(offset.any() for offset in first.offsets)
+
+
+@short
+@pytest.mark.parametrize("kind", ["look_ahead", "official_direction", "released_code"])
+def test_fedwmsam_does_not_perturb_the_first_step(tmp_path, kind, precision):
+    method = FedWMSAM(0.1, perturbation=kind)
+    first = First(method)
+    toy(lambda: method, tmp_path, precision=precision)
+    assert len(first.perturbations) == 8
+    assert not any(perturbation.any() for perturbation in first.perturbations)
+
+
+@short
+def test_one_step_of_fedprox_is_fedavg(tmp_path, precision):
+    given = {"schedule": [[0, 1, 2]] * 3, "precision": precision, "data": data(4, 3, 2, batch_size=4)}
+    plain, proximal = toy(FedAvg, tmp_path, **given)[1], toy(lambda: FedProx(100.0), tmp_path, **given)[1]
+    assert all(map(same_bits, plain, proximal))
+
+
+@short
+@pytest.mark.parametrize("memory", ["client", "last_round"])
+def test_fedlesam_knows_how_the_global_model_moved_to_more_digits_than_the_module(tmp_path, memory, precision):
+    class Thetas(Callback):
+        def on_train_start(self, trainer, module):
+            self.of = [trainer.server.theta.clone()]
+
+        def on_train_epoch_end(self, trainer, module):
+            self.of.append(trainer.server.theta.clone())
+
+    method, thetas = FedLESAM(0.1, memory=memory), Thetas()
+    first = First(method)
+    slow = ToyModule(lr=1e-4)
+    toy(lambda: method, tmp_path, thetas, schedule=[[0]] * 4, precision=precision, module=slow)
+    assert [round for round, _ in first.directions] == [1, 2, 3, 4]
+    for (_, e), before, now in zip(first.directions[1:], thetas.of, thetas.of[1:], strict=False):
+        torch.testing.assert_close(e, 0.1 * normalized(before - now))
 
 
 class PartlyFrozen(ToyModule):
