@@ -3,14 +3,13 @@
 import os
 import pickle
 import zipfile
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
 import lightning
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_fedstop.records.atomic import atomic_file
 
@@ -59,35 +58,6 @@ def dump_checkpoint(
         checkpoint["lr_schedulers"] = []
         checkpoint[FEDERATED_KEY] = federated
     return checkpoint
-
-
-def leave_out_objects(checkpoint: dict[str, Any]) -> list[str]:
-    """Take out, in place, what ``torch.load(weights_only=True)`` would refuse; gives the names of what was taken out.
-
-    >>> checkpoint = {"hyper_parameters": {"lr": 0.1, "loss": torch.nn.MSELoss()}}
-    >>> leave_out_objects(checkpoint), checkpoint
-    (['hyper_parameters.loss'], {'hyper_parameters': {'lr': 0.1}})
-    """
-    left_out = []
-    for key, value in list(checkpoint.items()):
-        if _is_plain(value):
-            continue
-        kept = {k: v for k, v in value.items() if _is_plain(v)} if isinstance(value, dict) else {}
-        left_out += [f"{key}.{k}" for k in value if k not in kept] if isinstance(value, dict) else [key]
-        if kept:
-            checkpoint[key] = kept
-        else:
-            del checkpoint[key]
-    return left_out
-
-
-def _is_plain(value: Any) -> bool:
-    if type(value) in (dict, OrderedDict):
-        return all(_is_plain(key) and _is_plain(item) for key, item in value.items())
-    if type(value) in (list, tuple, set):
-        return all(map(_is_plain, value))
-    plain = (bool, int, float, complex, str, bytes, Tensor, nn.Parameter, torch.Size, torch.dtype, torch.device)
-    return value is None or type(value) in plain
 
 
 def write_checkpoint(checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:

@@ -15,6 +15,7 @@ from lightning_fedstop import checkpoint as checkpoints
 from lightning_fedstop.client_state import SPILL_PREFIX
 from lightning_fedstop.methods import FederatedMethod
 from lightning_fedstop.parameters import FlatParameters
+from lightning_fedstop.plain import plain_state
 from lightning_fedstop.recording import Recording
 from lightning_fedstop.records.lock import refuse_live
 from lightning_fedstop.resuming import OTHER_ARGUMENTS, Settings, differences, run_differences, run_settings
@@ -94,7 +95,9 @@ class Saving(Recording):
                 callback.on_save_checkpoint(self, self.module, checkpoint)  # type: ignore[arg-type]
         self.module.on_save_checkpoint(checkpoint)
         if self.is_global_zero:
-            if left_out := checkpoints.leave_out_objects(checkpoint):
+            left_out: list[str] = []
+            checkpoint = plain_state(checkpoint, left_out)
+            if left_out:
                 self._warn(f"Checkpoints hold tensors and plain values only; left out: {', '.join(left_out)}.")
             with self._writing(filepath):
                 checkpoints.write_checkpoint(checkpoint, filepath)

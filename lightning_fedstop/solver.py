@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lightning_fedstop.flat_solver import FlatSolver
 from lightning_fedstop.parameters import FlatParameters
+from lightning_fedstop.plain import as_in
 
 
 class LocalSolver:
@@ -165,9 +166,10 @@ class LocalSolver:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the state of :meth:`state_dict` back."""
         for group, saved in zip(self.optimizer.param_groups, state_dict["groups"], strict=True):
-            group.update(saved)
+            group.update(as_in(group, saved))
         if self.scheduler_config is not None:
-            self.scheduler_config.scheduler.load_state_dict(state_dict["scheduler"])
+            scheduler = self.scheduler_config.scheduler
+            scheduler.load_state_dict(as_in(scheduler.state_dict(), state_dict["scheduler"]))
         self.start_round()
 
 
