@@ -41,6 +41,10 @@ class FedStopParser(LightningArgumentParser):
 
     commands: Mapping[str, LightningArgumentParser] = {}
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # Here, since jsonargparse makes parsers of this class by itself, for the arguments of classes inside.
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Exit with code 2 after one sentence on stderr, or raise where the caller handles errors itself."""
         if not self.exit_on_error:

@@ -1,10 +1,8 @@
 """The ``fedstop`` command: ``main`` picks the subcommand before anything heavy is imported."""
 
-import gc
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -58,19 +56,18 @@ def main(args: list[str] | None = None) -> None:
     # Lightning's command line calls some methods of jsonargparse by their former names.
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
     command = argv[0] if argv else "--help"
-    is_program = args is None
     if command in ("-h", "--help", "help"):
         print(_usage())
     elif command in ("--version", "version"):
         print(f"fedstop {__version__}")
     elif command in OTHER_COMMANDS:
-        _guarded(OTHER_COMMANDS[command][0], argv[1:], f"fedstop {command}", debug, is_program)
+        _guarded(OTHER_COMMANDS[command][0], argv[1:], f"fedstop {command}", debug)
     elif command in TRAINING_COMMANDS or command.startswith("-"):
         from lightning_fedstop.memory import ask_for_huge_pages
 
         ask_for_huge_pages()
         prog = f"fedstop {command}".partition(" -")[0]
-        _guarded("lightning_fedstop._cli_fit:FedStopCLI", argv, prog, debug, is_program)
+        _guarded("lightning_fedstop._cli_fit:FedStopCLI", argv, prog, debug)
     else:
         known = [*TRAINING_COMMANDS, *OTHER_COMMANDS]
         near = get_close_matches(command, known, n=1)
@@ -85,30 +82,11 @@ def _load(path: str) -> Callable[[list[str]], Any]:
     return loaded
 
 
-@contextmanager
-def _keeping_all(is_program: bool) -> Iterator[None]:
-    """Have no garbage looked for among what is made inside the block, if this process is the command's own.
-
-    Nearly all objects that imports make stay, and to look through them again and again takes a fifth of a start.
-    """
-    collects = is_program and gc.isenabled()
-    if collects:
-        gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.freeze()
-            gc.enable()
-
-
-def _guarded(path: str, argv: list[str], prog: str, debug: bool, is_program: bool) -> None:
+def _guarded(path: str, argv: list[str], prog: str, debug: bool) -> None:
     """Run a command; turn an error in what the user gave into one sentence and exit code 2."""
     command = prog.rpartition(" ")[2]
     try:
-        with _keeping_all(is_program):
-            run = _load(path)
-        run(argv)
+        _load(path)(argv)
     except KeyboardInterrupt as error:
         if debug:
             _print_traceback(error)

@@ -16,6 +16,9 @@ from lightning.pytorch import Callback
 
 from tests.helpers import ToyData, ToyModule, make_loop
 
+LONG = 1800.0
+"""Seconds for which a process does nothing; the test does not wait for their end."""
+
 
 def die_after(path):
     while not path.exists():
@@ -31,7 +34,7 @@ class Busy(Callback):
         if trainer.current_epoch == 1:
             if trainer.global_rank == 1:
                 write_own_id(self.path)
-                time.sleep(120)
+                time.sleep(LONG)
             die_after(self.path)
 
 
@@ -45,7 +48,7 @@ if __name__ == "__main__":
     path = Path(root) / "second"
     is_first = os.environ.get("LOCAL_RANK", "0") == "0"
     if when == "in a launch" and is_first:
-        torch.distributed.init_process_group = lambda *_, **__: time.sleep(120)
+        torch.distributed.init_process_group = lambda *_, **__: time.sleep(LONG)
         threading.Thread(target=die_after, args=(path,), daemon=True).start()
     elif when == "in a launch":
         write_own_id(path)

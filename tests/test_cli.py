@@ -1,4 +1,3 @@
-import gc
 import os
 import subprocess
 import sys
@@ -342,16 +341,3 @@ def test_a_training_command_asks_for_huge_pages_and_another_does_not(capsys, mon
     assert HUGE_PAGES not in os.environ
     printed_config(capsys)
     assert os.environ[HUGE_PAGES] == "1"
-
-
-@pytest.mark.parametrize(("args", "freezes"), [(None, True), (["replay", "--help"], False)])
-def test_what_the_commands_own_process_imports_is_not_looked_through_for_garbage(capsys, monkeypatch, args, freezes):
-    monkeypatch.setattr(sys, "argv", ["fedstop", "replay", "--help"])
-    before = gc.get_freeze_count()
-    try:
-        with pytest.raises(SystemExit):
-            main(args)
-        assert gc.isenabled()
-        assert (gc.get_freeze_count() > before) == freezes
-    finally:
-        gc.unfreeze()

@@ -19,6 +19,13 @@ def root(tmp_path, monkeypatch):
         (["--trainer.max_rouds", "3"], ["trainer.max_rouds", "did you mean trainer.max_rounds"]),
         (["--config", str(CONF / "key_misspelt.yaml")], ["trainer.max_rouds", "did you mean trainer.max_rounds"]),
         (["--config", str(CONF / "group_misspelt.yaml")], ["traner.max_rounds", "did you mean trainer.max_rounds"]),
+        (["--trainer.max_round", "3"], ["trainer.max_round: there is no such key; did you mean trainer.max_rounds"]),
+        (["--trainer.max_round=3"], ["trainer.max_round: there is no such key; did you mean trainer.max_rounds"]),
+        (["--seed_every", "3"], ["seed_every: there is no such key; did you mean seed_everything"]),
+        (["--conf", str(CONF / "tiny.yaml")], ["conf: there is no such key; did you mean config?"]),
+        (["--model.num_class", "3"], ["model: Linear has no argument 'num_class'; did you mean 'num_classes'?"]),
+        (["--data.skew.concentr", "3"], ["DirichletSkew has no argument 'concentr'; did you mean 'concentration'"]),
+        (["--trainer.method=FedDyn", "--trainer.method.alph=1"], ["FedDyn has no argument 'alph'; did you mean"]),
         (["--nothing", "3"], ["nothing: there is no such key", "trainer, model, data, optimizer"]),
         (
             ["--trainer.quantum_leap", "3"],

@@ -9,7 +9,9 @@ import torch
 from lightning_fedstop.methods import FedAvg
 from tests.methods.problems import ALL, quadratic
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md")])
 
 
 @pytest.fixture
@@ -41,3 +43,20 @@ def test_the_documented_method_follows_its_formula(fedcm, tmp_path):
 def test_the_documented_method_refuses_a_bad_share(fedcm):
     with pytest.raises(ValueError, match="must lie in"):
         fedcm(alpha=0.0)
+
+
+def tables(page):
+    """The blocks of lines that begin with a bar, outside of code."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return [block.splitlines() for block in re.findall(r"(?:^\| .*\n){2,}", text, flags=re.MULTILINE)]
+
+
+def cells(row):
+    return re.split(r"(?<!\\)\|", row.strip().strip("|"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_table_is_one_to_markdown(page):
+    for header, rule, *rows in tables(page):
+        assert re.fullmatch(r"\|(?: *:?-+:? *\|)+", rule), f"{rule!r} below {header!r} does not make a table"
+        assert {len(cells(row)) for row in (rule, *rows)} == {len(cells(header))}, header

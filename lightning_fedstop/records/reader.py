@@ -265,7 +265,8 @@ def _places(file: Path, header: list[str], columns: Mapping[str, str]) -> dict[s
 def _parse_yaml(text: str) -> Any:
     import yaml  # not before it is needed: it takes longer to import than a record to read
 
-    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    # Not `CSafeLoader`, whose recursion in C ends the process on a damaged file of many brackets.
+    return yaml.safe_load(text)
 
 
 def _parsed(path: Path, parse: Callable[[str], Any], notes: list[str]) -> dict[str, Any]:

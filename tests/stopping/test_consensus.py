@@ -17,7 +17,7 @@ CASES = json.loads(ORACLES.read_text())["sibling_criterion"] if ORACLES.exists()
 
 
 @pytest.mark.skipif(not CASES, reason="the shared oracles are not beside this repository")
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["variant"])
+@pytest.mark.parametrize("case", CASES, ids=[case["variant"] for case in CASES])
 def test_oracles(case):
     expected = case["expected"]
     criterion = ConsensusCriterion(case["tau"], case["patience"])

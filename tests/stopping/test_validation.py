@@ -11,7 +11,7 @@ CASES = json.loads(ORACLES.read_text())["validation_stopping"] if ORACLES.exists
 
 
 @pytest.mark.skipif(not CASES, reason="the shared oracles are not beside this repository")
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['name']}, patience {case['patience']}")
+@pytest.mark.parametrize("case", CASES, ids=[f"{case['name']}, patience {case['patience']}" for case in CASES])
 def test_oracles(case):
     expected = case["expected_round_1based"]
     assert validation_stopping_round(case["loss"], case["tau"], case["patience"]) == expected["loss"]
