@@ -67,6 +67,7 @@ class Lifecycle(Evaluating):
     ) -> None:
         super().__init__()
         self.record = None
+        self._first_scale: dict[str, Any] = {}
         self.signals = SignalGuard()
         self._logger = logger
         self._prints = enable_progress_bar is not False
@@ -173,6 +174,10 @@ class Lifecycle(Evaluating):
         self._criterion_total = 0.0
         self._state_file = None
         self._write_config()
+        precision = self.fabric.strategy.precision
+        self._first_scale = self._first_scale or precision.state_dict()
+        precision.load_state_dict(self._first_scale)
+        self._has_told_of_skips = False
         self.current_epoch = self.global_step = 0
         self.nonfinite_reason: str | None = None
         self.pending = False

@@ -17,6 +17,7 @@ from torch import Tensor
 from lightning_fedstop.aggregation import RunningMean
 from lightning_fedstop.hooks import OPTIMIZER_HOOKS, Hooks
 from lightning_fedstop.job import Job, LocalUpdate
+from lightning_fedstop.loss_scale import LossScale
 from lightning_fedstop.methods.base import Client, FederatedMethod, LocalStep
 from lightning_fedstop.parameters import FlatParameters, is_finite
 from lightning_fedstop.results import ResultCollector
@@ -83,10 +84,10 @@ class LocalTrainer:
         self.limit_train_batches = limit_train_batches
         self.drop_single_sample_batches = drop_single_sample_batches
         self.finished: list[float] = []
-        self.scaler = getattr(self.precision, "scaler", None)
+        self.loss_scale = LossScale(self.precision)
+        self.scaler = self.loss_scale.scaler
         self._overflowed = False
         self._has_warned = False
-        self._scaler_state = self.scaler.state_dict() if self.scaler else None
         self._takes_batch_idx = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
         self._owns_backward = is_overridden("backward", module)
         self._owns_clipping = is_overridden("configure_gradient_clipping", module)
@@ -135,8 +136,6 @@ class LocalTrainer:
     def start_client(self, client: Client) -> None:
         """Let the module hold theta, with a fresh optimizer."""
         self.solver.start_client()
-        if self.scaler:
-            self.scaler.load_state_dict(self._scaler_state)
         self.parameters.vector.copy_(client.theta)
 
     def update_of(self, client: Client, steps: int) -> LocalUpdate:
@@ -155,6 +154,7 @@ class LocalTrainer:
             self.collector.start_batch(batch)
             outputs = self.step(client, steps, batch, batch_idx)
             steps += bool(outputs) and not self._overflowed
+            self.loss_scale.skipped += bool(outputs) and self._overflowed
             self.call_hook("on_train_batch_end", outputs, batch, batch_idx)
         return steps
 
@@ -178,9 +178,16 @@ class LocalTrainer:
         """The mean gradient over the client's samples at the module's present parameters; logs and moves nothing."""
         mean = RunningMean(self.parameters.grad)
         for batch_idx, batch in self.epoch(batches):
-            if self._backward(batch, batch_idx, first=False) is not None:
+            if self._found_gradient(batch, batch_idx):
                 mean.add(self.parameters.grad, extract_batch_size(batch))
         return (mean.compute() if mean.weight else mean.total).to(self.parameters.grad.dtype)
+
+    def _found_gradient(self, batch: Any, batch_idx: int) -> bool:
+        """Fill the gradient vector outside of a step, at a scale that it is finite at; False for a skipped batch."""
+        while self._backward(batch, batch_idx, first=False) is not None:
+            if self.scaler is None or is_finite(self.parameters.grad) or not self.loss_scale.lower():
+                return True
+        return False
 
     def step(self, client: Client, k: int, batch: Any, batch_idx: int) -> dict[str, Any]:
         """One local step; gives what a ``Trainer`` tells callbacks: ``loss`` and what else ``training_step`` returned.
@@ -200,6 +207,13 @@ class LocalTrainer:
                 # An optimizer that steps all the same, from a module's own `optimizer_step`, finds nothing to do.
                 self.parameters.detach_grad()
                 return None
+            if self._owns_step and self.scaler:
+                # The module steps without the scaler, which still has to see the gradient.
+                self.parameters.grad.mul_(self.scaler.get_scale())
+                self.scaler.unscale_(optimizer)
+                self.scaler.update()
+                if self._overflowed:
+                    self.parameters.detach_grad()
             return loss_of(outputs[0])
 
         if self._owns_step:

@@ -49,7 +49,9 @@ class FederatedLoop(Lifecycle):
         devices: see ``accelerator``. On a CPU ``"auto"`` is one process that trains several clients at once, each in a
             thread, on all of torch's threads; 1 trains one client after the other, more are processes.
         num_nodes: see ``accelerator``.
-        precision: see ``accelerator``; the global model and the updates stay at least float32.
+        precision: see ``accelerator``; the global model and the updates stay at least float32. With ``"16-mixed"`` the
+            loss scale goes on from client to client, in each process its own, so the order of clients and the number of
+            processes show in the steps that it skips.
         callbacks: as in ``Trainer``; Lightning's own and yours run unmodified.
         logger: a Lightning logger or several. ``True`` (default) logs to the run's record alone, ``False`` to nothing;
             the record is written in any case.
@@ -203,6 +205,7 @@ class FederatedLoop(Lifecycle):
         logged = self.collector.compute(self.server.reduce, self.server.gather)
         self.global_step = round
         self._check_finite(round, report)
+        self._tell_of_skips(round, report)
         self._start_row({"round": round, "lr": solver.lr, "seconds_eval": 0.0, **report.row()})
         self._take(logged)
         began = time.perf_counter()
@@ -228,6 +231,16 @@ class FederatedLoop(Lifecycle):
         else:
             what = "left out" if self.on_nonfinite == "drop" else "kept"
             self._warn(f"The update of {who} in round {round} is not finite and was {what}.")
+
+    def _tell_of_skips(self, round: int, report: RoundReport) -> None:
+        """Warn once a fit that the loss scale skips steps."""
+        if report.skipped_steps and not self._has_told_of_skips:
+            self._has_told_of_skips = True
+            total = report.skipped_steps + report.steps
+            self._warn(
+                f"Round {round} skipped {report.skipped_steps} of {total} local steps: their gradients overflow at the"
+                " loss scale of '16-mixed', which is lowered each time. `skipped_steps` in the record counts them."
+            )
 
     def _end_round(self) -> None:
         """The next round's learning rate, the callbacks' decisions, and the record."""

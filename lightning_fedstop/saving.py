@@ -40,6 +40,7 @@ _ENTRIES = (
     "method_state",
     "client_states",
     "solver",
+    "loss_scales",
     "log_dir",
 )
 
@@ -143,6 +144,7 @@ class Saving(Recording):
             "client_states": {} if states_beside else server.states_dict(),
             **where,
             "solver": server.trainer.solver.state_dict(),
+            "loss_scales": server.loss_scales(),
             "settings": self._settings,
             "other_settings": {name: getattr(self, name, None) for name in OTHER_ARGUMENTS},
             "log_dir": self.log_dir,
@@ -206,6 +208,7 @@ class Saving(Recording):
         self.method.load_state_dict(state["method_state"])
         server.load_states(state["client_states"])
         server.trainer.solver.load_state_dict(state["solver"])
+        server.trainer.loss_scale.load_state_dicts(state["loss_scales"], self.global_rank)
         self.callback_metrics = {name: torch.tensor(value) for name, value in state["metrics"].items()}
         self.global_step, self.pending, self.row = state["round"], state["pending"], dict(state["row"])
         self.current_epoch = self.global_step - self.pending

@@ -34,6 +34,8 @@ class RoundReport:
         bytes_down: what they would receive in a deployment, where each keeps its own state, all together.
         bytes_up: what they would send.
         nonfinite: the clients whose update was not finite.
+        steps: the local steps taken, all together.
+        skipped_steps: those that the loss scale of ``16-mixed`` skipped; ``None`` for other precisions.
         seconds: time from the cohort's draw to the new global model.
         idle: of these, the mean time for which a process, or a thread of it, waited for the last client.
     """
@@ -43,6 +45,8 @@ class RoundReport:
     bytes_down: int = 0
     bytes_up: int = 0
     nonfinite: list[int] = field(default_factory=list)
+    steps: int = 0
+    skipped_steps: int | None = None
     seconds: float = 0.0
     idle: float = 0.0
 
@@ -55,6 +59,7 @@ class RoundReport:
             "bytes_up": self.bytes_up,
             "seconds_train": self.seconds,
             "seconds_idle": self.idle,
+            **({} if self.skipped_steps is None else {"skipped_steps": self.skipped_steps}),
         }
 
 
@@ -148,23 +153,30 @@ class Server:
         report = RoundReport(clients, sum(self.sizes[client] for client in clients), down, up)
         mean = RunningMean(self.theta)
         self._buffers = buffers = BufferMean(self.trainer.module)
-        nonfinite = []
+        nonfinite, steps = [], 0
+        loss_scale = self.trainer.loss_scale
         hands = deal(clients, self.sizes, self.fabric.world_size)
         self._move_states(hands)
         self.states.begin()
+        loss_scale.begin_round()
         # A module in bfloat16 starts from a rounded theta: the rounding is no part of an update, nor of a distance.
         start = self.theta.to(self.parameters.vector.dtype).to(self.theta.dtype)
         jobs = [self._job(round, index, start) for index in hands[self.fabric.global_rank]]
         for client, update in self.trainer.run(jobs, self._load_global):
             if not self._take(client, update, mean, buffers):
                 nonfinite.append(client.index)
+            steps += update.steps
             del update  # one vector less while the next client trains
-        parts = self.gather([nonfinite, [moment - began for moment in self.trainer.finished]])
-        report.nonfinite = sorted(client for mine, _ in parts for client in mine)
-        moments = [moment for _, mine in parts for moment in mine]
+        moments_here = [moment - began for moment in self.trainer.finished]
+        parts = self.gather([nonfinite, moments_here, steps, loss_scale.skipped])
+        report.nonfinite = sorted(client for mine, *_ in parts for client in mine)
+        report.steps = sum(part[2] for part in parts)
+        report.skipped_steps = None if loss_scale.scaler is None else sum(part[3] for part in parts)
+        moments = [moment for _, mine, *_ in parts for moment in mine]
         report.idle = max(moments) - sum(moments) / len(moments)
         self._aggregate(report, mean, buffers)
         self._buffers = None
+        loss_scale.end_round()
         report.seconds = time.perf_counter() - began
         return report
 
@@ -201,6 +213,11 @@ class Server:
     def changed_states(self) -> dict[Key, Tensor]:
         """The vectors that have changed since this was asked for last, from all processes."""
         return {key: vector for (part,) in self.gather([self.states.take_changed()]) for key, vector in part.items()}
+
+    def loss_scales(self) -> list[dict[str, Any]]:
+        """The state of each process's loss scale, in order of rank; none without a scaler."""
+        loss_scale = self.trainer.loss_scale
+        return [] if loss_scale.scaler is None else [state for (state,) in self.gather([loss_scale.state_dict()])]
 
     def load_states(self, state_dict: dict[str, Any]) -> None:
         """Take the vectors of all clients back; the first process keeps them until they are needed elsewhere."""
