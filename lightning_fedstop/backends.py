@@ -1,31 +1,34 @@
-"""The ways of training a process's clients, and which one a run takes."""
+"""The ways of training a process's clients, and the choice among them."""
 
 from typing import Any, Literal
 
-import torch
 from lightning.fabric import Fabric
 
 from lightning_fedstop.local import LocalTrainer
-from lightning_fedstop.memory import ALONE, return_large_blocks
 from lightning_fedstop.stacked import StackedTrainer
 from lightning_fedstop.threaded import ThreadedTrainer
 
-ClientBackend = Literal["sequential", "stacked"]
+ClientBackend = Literal["auto", "sequential", "threads", "stacked"]
 
 
 def make_trainer(
-    client_backend: ClientBackend, stack_chunk_size: int | None, num_threads: int, *arguments: Any
+    client_backend: ClientBackend, stack_chunk_size: int | None, devices: Any, *arguments: Any
 ) -> LocalTrainer:
-    """The local training loop of a back end; ``arguments`` are those of :class:`LocalTrainer`."""
+    """Make the local training loop of a back end.
+
+    Args:
+        client_backend: ``"auto"`` may train in threads with ``devices="auto"`` on a CPU.
+        stack_chunk_size: clients in a stack at most.
+        devices: the user's choice.
+        arguments: those of :class:`LocalTrainer`.
+
+    Raises:
+        MisconfigurationException: for threads that are asked for and cannot be had.
+    """
     fabric: Fabric = arguments[4]
-    if fabric.device.type == "cpu":
-        return_large_blocks(ALONE)
     if client_backend == "stacked":
         return StackedTrainer(stack_chunk_size, *arguments)
-    return ThreadedTrainer(num_threads, *arguments) if num_threads > 1 else LocalTrainer(*arguments)
-
-
-def client_threads(devices: Any, fabric: Fabric) -> int:
-    """How many of torch's threads clients are dealt to: with ``devices="auto"`` on a CPU all of them, else one."""
     is_free = devices == "auto" and fabric.device.type == "cpu" and fabric.world_size == 1
-    return torch.get_num_threads() if is_free else 1
+    if client_backend == "threads" or (client_backend == "auto" and is_free):
+        return ThreadedTrainer(client_backend == "threads", *arguments)
+    return LocalTrainer(*arguments)

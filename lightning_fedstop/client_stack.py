@@ -1,33 +1,15 @@
 """The local models of several clients while they train at once."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from lightning.pytorch import LightningModule
-from torch import Tensor
 
 from lightning_fedstop.flat_solver import FlatSolver
+from lightning_fedstop.job import ClientResult
 from lightning_fedstop.methods.base import Client, ClientStack
 from lightning_fedstop.parameters import FlatParameters
 from lightning_fedstop.solver import LocalSolver
-
-
-@dataclass
-class Finished:
-    """A client at the end of its local steps.
-
-    Attributes:
-        x: shape ``(d,)``; its local model.
-        vectors: what the method left in ``client.vectors``.
-        buffers: those of the module that training changes.
-        steps: how many it took.
-    """
-
-    x: Tensor
-    vectors: dict[str, Tensor]
-    buffers: list[Tensor]
-    steps: int
 
 
 class Stack:
@@ -62,16 +44,17 @@ class Stack:
         self.grad = torch.zeros_like(self.x)
         self.clients = ClientStack(clients)
         held = dict(module.named_buffers())
+        self.names = names
         self.buffers = [torch.stack([held[name].detach()] * len(clients)) for name in names]
         self.solver = FlatSolver(solver, parameters, self.x, self.grad)
-        self.left: dict[int, Finished] = {}
+        self.left: dict[int, ClientResult] = {}
 
     def keep(self, rows: list[int]) -> None:
         """Go on with these clients alone; the others have finished."""
         for row in set(range(len(self.members))) - set(rows):
             vectors = {name: vector[row].clone() for name, vector in self.clients.vectors.items()}
-            buffers = [buffer[row].clone() for buffer in self.buffers]
-            self.left[self.members[row]] = Finished(self.x[row].clone(), vectors, buffers, self.steps)
+            buffers = {name: buffer[row].clone() for name, buffer in zip(self.names, self.buffers, strict=True)}
+            self.left[self.members[row]] = ClientResult(self.steps, self.x[row].clone(), buffers, vectors)
         self.members = [self.members[row] for row in rows]
         chosen = torch.tensor(rows, dtype=torch.long, device=self.x.device)
         self.x, self.grad = self.x[chosen], self.grad[chosen]

@@ -21,6 +21,7 @@ OPTIMIZER_HOOKS = (
     "configure_gradient_clipping",
 )
 BATCH_HOOKS = ("on_train_batch_start", "on_train_batch_end")
+CLIENT_HOOKS = ("on_client_start", "on_client_end")
 
 
 class Hooks:

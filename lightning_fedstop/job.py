@@ -1,7 +1,7 @@
 """What a client is given in a round, and what it sends back."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -20,6 +20,25 @@ class LocalUpdate:
 
     delta: Tensor
     steps: int
+
+
+@dataclass
+class ClientResult:
+    """A client at the end of its local steps, where several train at once.
+
+    Attributes:
+        steps: the local steps it took.
+        x: shape ``(d,)``; its local model.
+        buffers: those of the module that its training may have changed, by name.
+        vectors: what the method left in ``client.vectors``.
+        logged: what was logged, for :meth:`ResultCollector.merge`.
+    """
+
+    steps: int
+    x: Tensor
+    buffers: dict[str, Tensor]
+    vectors: dict[str, Tensor]
+    logged: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass

@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 
 from lightning_fedstop.arguments import check_callbacks, check_federation, check_module, reorder_callbacks
-from lightning_fedstop.backends import ClientBackend, client_threads, make_trainer
+from lightning_fedstop.backends import ClientBackend, make_trainer
 from lightning_fedstop.client_state import ClientStates
 from lightning_fedstop.cohort import Cohort
 from lightning_fedstop.collectives import launch, shared_failure, watched_parent
@@ -191,7 +191,7 @@ class Lifecycle(Evaluating):
         trainer = make_trainer(
             self.client_backend,
             self.stack_chunk_size,
-            client_threads(self._arguments["devices"], self.fabric),
+            self._arguments["devices"],
             module,
             self.method,
             parameters,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lightning_fedstop.aggregation import RunningMean
 from lightning_fedstop.hooks import OPTIMIZER_HOOKS, Hooks
-from lightning_fedstop.job import Job, LocalUpdate
+from lightning_fedstop.job import ClientResult, Job, LocalUpdate
 from lightning_fedstop.loss_scale import LossScale
 from lightning_fedstop.methods.base import Client, FederatedMethod, LocalStep
 from lightning_fedstop.parameters import FlatParameters, is_finite
@@ -137,6 +137,17 @@ class LocalTrainer:
         """Let the module hold theta, with a fresh optimizer."""
         self.solver.start_client()
         self.parameters.vector.copy_(client.theta)
+
+    def load_result(self, client: Client, result: ClientResult, load_global: Callable[[], None]) -> int:
+        """Put the result of a client that was trained beside others where :meth:`run` leaves one; gives its steps."""
+        load_global()
+        client.vectors = result.vectors
+        self.parameters.vector.copy_(result.x)
+        held = dict(self.module.named_buffers())
+        for name, buffer in result.buffers.items():
+            held[name].copy_(buffer)
+        self.collector.merge(result.logged)
+        return result.steps
 
     def update_of(self, client: Client, steps: int) -> LocalUpdate:
         """What a client sends back whose local model the module holds."""

@@ -39,15 +39,21 @@ class FederatedLoop(Lifecycle):
         client_states: where a method's vectors of clients are kept, in memory by default.
         drop_single_sample_batches: leave out training batches of one sample, on which BatchNorm has no statistics;
             otherwise a federation of such a module that has one is refused.
-        client_backend: ``"sequential"`` trains a process's clients one after the other, ``"stacked"`` at once, as one
-            stack of models: equal up to rounding and meant for accelerators. What cannot be stacked is trained
-            sequentially, with a warning that says why.
+        client_backend: the way in which a process trains its clients. ``"sequential"``: one after the other.
+            ``"threads"``: several at once on a CPU, each in a thread with a copy of the module, to the same bits; on
+            your word that a step draws no random numbers and changes nothing but parameters and buffers, and that the
+            data may be read by several threads at once (``docs/speed.md``, "Clients in threads").
+            ``"auto"`` (default): with ``devices="auto"`` on a CPU threads if module and data declare
+            ``is_thread_safe = True`` in their own class, as :class:`~lightning_fedstop.models.ImageClassifier` and the
+            image sets of this package do; otherwise one after the other. ``"stacked"``: all at once, as one stack of
+            models, equal up to rounding and meant for accelerators; what cannot be stacked is trained one after the
+            other, with a warning that says why.
         stack_chunk_size: clients in a stack at most, which bounds memory; by default all of a process.
         accelerator: as in ``Trainer``, with ``strategy``, ``devices``, ``num_nodes`` and ``precision``. The processes
             train different clients; gradients are never synchronised.
         strategy: see ``accelerator``.
-        devices: see ``accelerator``. On a CPU ``"auto"`` is one process that trains several clients at once, each in a
-            thread, on all of torch's threads; 1 trains one client after the other, more are processes.
+        devices: see ``accelerator``. On a CPU ``"auto"`` is one process, in which ``client_backend`` may take threads;
+            more than 1 are processes.
         num_nodes: see ``accelerator``.
         precision: see ``accelerator``; the global model and the updates stay at least float32. With ``"16-mixed"`` the
             loss scale goes on from client to client, in each process its own, so the order of clients and the number of
@@ -84,7 +90,7 @@ class FederatedLoop(Lifecycle):
         on_nonfinite: OnNonfinite = "stop",
         client_states: ClientStates | None = None,
         drop_single_sample_batches: bool = False,
-        client_backend: ClientBackend = "sequential",
+        client_backend: ClientBackend = "auto",
         stack_chunk_size: int | None = None,
         accelerator: str = "auto",
         strategy: str = "auto",

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.data import extract_batch_size
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -146,8 +147,17 @@ class ResultCollector:
         return entries
 
     def merge(self, entries: dict[str, _Entry]) -> None:
-        """Add what another collector has taken."""
+        """Add what another collector has taken.
+
+        Raises:
+            MisconfigurationException: for a ``Metric`` object, of which each thread has had a copy.
+        """
         for name, entry in entries.items():
+            if entry.metric is not None:
+                raise MisconfigurationException(
+                    f"{type(self.module).__name__} logs the Metric {entry.metric!r} in `training_step`, of which each"
+                    f" thread has a copy: log a number, or train with `client_backend='sequential'`."
+                )
             mine = self._entries.get(name)
             if mine is None:
                 self._entries[name] = entry
@@ -181,7 +191,12 @@ class ResultCollector:
         Raises:
             ValueError: for a value that is no number, one-element tensor, ``Metric`` or flat dict of them, for an
                 unknown ``reduce_fx``, or for a ``Metric`` that is no attribute of the module.
+            MisconfigurationException: for a ``Metric`` in a step of a stack of clients.
         """
+        if self._caught is not None and isinstance(value, Metric):
+            raise MisconfigurationException(
+                f"{type(self.module).__name__} logs the Metric {name!r}, which all clients of a stack would share"
+            )
         if self._muted:
             return
         if isinstance(value, dict):

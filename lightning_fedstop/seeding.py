@@ -95,16 +95,6 @@ def global_state() -> dict[str, Any]:
     return state
 
 
-def drawn_from(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """The generators that somebody has drawn from between two calls of :func:`global_state`."""
-    drawn = [] if before["python"] == after["python"] else ["python"]
-    (kind, key, *rest), (kind_now, key_now, *rest_now) = before["numpy"], after["numpy"]
-    if (kind, rest) != (kind_now, rest_now) or not np.array_equal(key, key_now):
-        drawn.append("numpy")
-    tensors = [name for name in ("torch", "cuda") if name in before]
-    return drawn + [name for name in tensors if not torch.equal(before[name], after[name])]
-
-
 def restore_state(state: dict[str, Any]) -> None:
     """Let the global generators go on from a state of :func:`global_state`."""
     random.setstate(state["python"])

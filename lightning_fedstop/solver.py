@@ -1,7 +1,8 @@
 """The local solver: a module's own optimizer and scheduler, fresh for each client, its rate set once per round."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy, deepcopy
 from typing import Any
 
@@ -27,10 +28,6 @@ class LocalSolver:
     Args:
         module: its ``configure_optimizers`` is called once.
 
-    Attributes:
-        asked_by: the threads in which somebody has asked for the optimizer, to look at it or change it; who wants to
-            know takes his thread out before.
-
     Raises:
         MisconfigurationException: unless the module uses automatic optimization with exactly one optimizer.
     """
@@ -46,7 +43,7 @@ class LocalSolver:
         self._state = deepcopy(self.optimizer.state_dict()["state"])
         self._round_groups: list[dict[str, Any]] | None = None
         self._flat: FlatSolver | None = None
-        self.asked_by: set[int] = set()
+        self._withheld_in: set[int] = set()
 
     def with_copies(self, module: LightningModule, optimizer: Optimizer) -> "LocalSolver":
         """The same solver for copies of the module and its optimizer, at this round's rates."""
@@ -60,9 +57,27 @@ class LocalSolver:
         if not self._state and FlatSolver.refusal(self, precision) is None:
             self._flat = FlatSolver(self, parameters, parameters.vector, parameters.grad)
 
+    @contextmanager
+    def withheld(self) -> Iterator[None]:
+        """Let :meth:`expose` refuse, in this thread, inside a block in which clients step with copies."""
+        thread = threading.get_ident()
+        self._withheld_in.add(thread)
+        try:
+            yield
+        finally:
+            self._withheld_in.discard(thread)
+
     def expose(self) -> Optimizer:
-        """The module's own optimizer for somebody to look at or change, which takes the steps itself from now on."""
-        self.asked_by.add(threading.get_ident())
+        """The module's own optimizer for somebody to look at or change, which takes the steps itself from now on.
+
+        Raises:
+            MisconfigurationException: in a step of several clients, each of which has an optimizer of its own.
+        """
+        if threading.get_ident() in self._withheld_in:
+            raise MisconfigurationException(
+                f"{type(self.module).__name__} asks for the optimizer in a step, but each of the clients in training"
+                f" has its own: train with `client_backend='sequential'`."
+            )
         if self._flat is not None:
             self._flat.hand_back()
             self._flat = None

@@ -2,27 +2,30 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from lightning_fedstop.client_stack import Finished, Stack
+from lightning_fedstop.client_stack import Stack
+from lightning_fedstop.copies import arguments_of_copy
 from lightning_fedstop.flat_solver import FlatSolver
-from lightning_fedstop.hooks import BATCH_HOOKS, GRADIENT_HOOKS, Hooks, is_users
-from lightning_fedstop.job import Job, LocalUpdate
+from lightning_fedstop.hooks import BATCH_HOOKS, CLIENT_HOOKS, GRADIENT_HOOKS, Hooks, is_users
+from lightning_fedstop.job import ClientResult, Job, LocalUpdate
+from lightning_fedstop.local import LocalTrainer
 from lightning_fedstop.methods.base import Client, LocalStep
 from lightning_fedstop.seeding import RandomStream, seeded
 from lightning_fedstop.stacked_batches import Drawn, Group, group_batches
 from lightning_fedstop.stacked_check import check_stack
-from lightning_fedstop.stacked_pass import Passed, StackedPass, uses_batch_idx
-from lightning_fedstop.together import TogetherTrainer, Unsuitable, first_line
+from lightning_fedstop.stacked_pass import Passed, StackedPass
 
 OWN_STEPS = ("backward", "optimizer_step", "configure_gradient_clipping", "optimizer_zero_grad")
 
 
-class StackedTrainer(TogetherTrainer):
+class StackedTrainer(LocalTrainer):
     """Trains the clients of a process at once; the step is :class:`LocalTrainer`'s, on vectors with a row for each.
 
     All take their k-th step together. A client that has run out of batches leaves the stack. Batches of equal shape go
@@ -32,6 +35,10 @@ class StackedTrainer(TogetherTrainer):
         chunk_size: clients in a stack at most; ``None`` for all.
         arguments: those of :class:`LocalTrainer`.
         named: likewise.
+
+    Attributes:
+        is_checked: whether a stacked step has been compared with single ones.
+        refusal: why clients are trained one after the other, ``None`` if they are not.
     """
 
     def __init__(self, chunk_size: int | None, *arguments: Any, **named: Any) -> None:
@@ -39,8 +46,10 @@ class StackedTrainer(TogetherTrainer):
         self.chunk_size = chunk_size
         self.pads = False
         self.moving: list[str] = []
+        self.is_checked = False
+        self.refusal: str | None = None
         self._tells = False
-        self.by_index = self._takes_batch_idx and uses_batch_idx(self.module.training_step)
+        self.by_index = self._takes_batch_idx
 
     def run(self, jobs: Sequence[Job], load_global: Callable[[], None]) -> Iterator[tuple[Client, LocalUpdate]]:
         """Train the clients of a round on this process; see :meth:`LocalTrainer.run`."""
@@ -50,7 +59,7 @@ class StackedTrainer(TogetherTrainer):
         self.finished = [time.perf_counter()]
 
     def _run_chunk(self, jobs: Sequence[Job], load_global: Callable[[], None]) -> Iterator[tuple[Client, LocalUpdate]]:
-        if len(jobs) == 1 or not self.suits(jobs, load_global):
+        if len(jobs) == 1 or not self.suits(jobs):
             yield from super().run(jobs, load_global)
             return
         load_global()
@@ -60,42 +69,82 @@ class StackedTrainer(TogetherTrainer):
         self.start_client(jobs[0].client)
         try:
             trained = self._train_stack(jobs)
-        except Unsuitable as reason:
-            self.fall_back(str(reason))
+        except MisconfigurationException as reason:
+            self._give_up(str(reason))
             self.collector.restore(logged)
-            yield from self.train_in_turn(jobs, load_global)
+            yield from self._train_in_turn(jobs, load_global)
             return
         for job, local in zip(jobs, trained, strict=True):
-            load_global()
-            self._load_local(job.client, local)
-            yield job.client, self.update_of(job.client, local.steps)
+            yield job.client, self.update_of(job.client, self.load_result(job.client, local, load_global))
             job.client.vectors = {}
 
-    def _load_local(self, client: Client, local: Finished) -> None:
-        """Put a client's local model and its buffers into the module, and its vectors where the method looks."""
-        client.vectors = local.vectors
-        self.parameters.vector.copy_(local.x)
-        held = dict(self.module.named_buffers())
-        for name, buffer in zip(self.moving, local.buffers, strict=True):
-            held[name].copy_(buffer)
+    def suits(self, jobs: Sequence[Job]) -> bool:
+        """Check whether these clients can be stacked, by a step of two of them the first time."""
+        if not self.is_checked:
+            try:
+                if reason := self.known_refusal():
+                    raise MisconfigurationException(reason)
+                self._compare(jobs[:2])
+            except MisconfigurationException as reason:
+                self._give_up(str(reason))
+        return self.is_checked and self.refusal is None
 
-    def check(self, jobs: Sequence[Job], load_global: Callable[[], None]) -> bool:
-        """Take the first step of two clients one by one and stacked, and compare."""
-        is_checked = check_stack(self, jobs[:2], load_global)
-        if is_checked:
-            self._warn_of_batch_hooks()
-        return is_checked
+    def _compare(self, jobs: Sequence[Job]) -> None:
+        arguments = arguments_of_copy(self, shares_frozen=False)
+        hooks = Hooks(cast(Hooks, self.call_hook).loop, arguments["module"])
+        twin = StackedTrainer(self.chunk_size, **arguments, call_hook=hooks)
+        self.is_checked, draws = check_stack(twin, jobs)
+        self.moving, self.pads = twin.moving, twin.pads
+        if not self.is_checked:
+            return
+        if draws:
+            rank_zero_warn(
+                f"`client_backend='stacked'`: the `training_step` of {type(self.module).__name__} draws random numbers"
+                " (dropout, say), and a stack of clients draws others than one client after the other."
+            )
+        self._warn_of_batch_hooks()
 
-    def announce(self, reason: str) -> None:
-        """Warn the user, who has asked for stacks."""
-        rank_zero_warn(f"`client_backend='stacked'` trains one client after the other instead, because {reason}.")
+    def _give_up(self, reason: str) -> None:
+        """Train one client after the other from now on, with a warning to the user, who has asked for stacks."""
+        self.is_checked, self.refusal = True, reason.rstrip(".")
+        rank_zero_warn(f"`client_backend='stacked'` trains one client after the other instead, because {self.refusal}.")
 
-    def known_refusal(self, jobs: Sequence[Job]) -> str | None:
-        """What speaks against a stack before anything is tried."""
+    def _train_in_turn(
+        self, jobs: Sequence[Job], load_global: Callable[[], None]
+    ) -> Iterator[tuple[Client, LocalUpdate]]:
+        """Train clients one after the other that have been started but whose training as a stack was broken off."""
+        for job in jobs:
+            batches = job.make_batches()
+            load_global()
+            job.client.vectors = {}
+            yield job.client, self._train(job, batches)
+            job.client.vectors = {}
+
+    def first_batch(self, job: Job) -> Drawn | None:
+        """A client's first batch, with its number; ``None`` if it has none."""
+        batches = job.make_batches()
+        with RandomStream(job.seed).resumed():
+            return next(self.epoch(batches), None)
+
+    def prepared(self, job: Job) -> Client:
+        """A client before its first step, for a step that nothing is left of."""
+        client = replace(job.client, vectors={})
+        if self.method.needs_full_gradient:
+            client.vectors["full_gradient"] = torch.zeros_like(self.parameters.grad)
+        self.method.start(client)
+        return client
+
+    def known_refusal(self) -> str | None:
+        """Name what is known not to be stacked before anything is tried, ``None`` if nothing is."""
         hooks, name = cast(Hooks, self.call_hook), type(self.module).__name__
         for own in (*OWN_STEPS, *BATCH_HOOKS):
             if self.module in hooks.owners(own):
                 return f"{name} has its own `{own}`, which would see the global model and no single client"
+        for hook in CLIENT_HOOKS:
+            # A module at a client's end holds that client's model, but at its start all clients are about to train.
+            for owner in hooks.owners(hook):
+                if owner is self.module or (hook == "on_client_start" and is_users(owner)):
+                    return f"{type(owner).__name__} has `{hook}`, which sees a single client"
         for hook in GRADIENT_HOOKS:
             for owner in hooks.owners(hook):
                 return f"{type(owner).__name__} has `{hook}`, which sees the gradients of a single client"
@@ -116,7 +165,7 @@ class StackedTrainer(TogetherTrainer):
                 " the module holds the global model in them, not the client's."
             )
 
-    def _train_stack(self, jobs: Sequence[Job]) -> list[Finished]:
+    def _train_stack(self, jobs: Sequence[Job]) -> list[ClientResult]:
         """All local steps of the clients, together."""
         streams = [RandomStream(job.seed) for job in jobs]
         drawers = []
@@ -163,7 +212,7 @@ class StackedTrainer(TogetherTrainer):
         """One local step of all clients of a stack; gives what each group's first pass came to, none if skipped.
 
         Raises:
-            Unsuitable: if anything in it fails for a stack, or some clients alone skip their batches.
+            MisconfigurationException: if anything in it fails for a stack, or some clients alone skip their batches.
         """
         outputs: list[list[tuple[Group, Passed]] | None] = []
 
@@ -173,18 +222,18 @@ class StackedTrainer(TogetherTrainer):
 
         step = LocalStep(cast(Client, stack.clients), stack.steps, stack.x, stack.grad, backward)
         try:
-            with self.not_asking():
+            with self.solver.withheld():
                 if not self._find_direction(step, outputs):
                     self._warn_of_none()
                     return []
                 stack.solver.step()
-        except Unsuitable:
+        except MisconfigurationException:
             raise
         except Exception as error:
-            what = first_line(error)
+            what = str(error).strip().partition("\n")[0].rstrip(".")
             if isinstance(error, torch.cuda.OutOfMemoryError):
                 what = f"`stack_chunk_size` must be below {len(stack.members)} here"
-            raise Unsuitable(f"a step of a stack fails with {type(error).__name__}: {what}") from error
+            raise MisconfigurationException(f"a step of a stack fails with {type(error).__name__}: {what}") from error
         stack.steps += 1
         return outputs[0] or []
 
@@ -207,7 +256,9 @@ class StackedTrainer(TogetherTrainer):
             given.append((group, passed))
         skipped = {passed.skipped for _, passed in given}
         if len(skipped) > 1:
-            raise Unsuitable("`training_step` returns None for the batches of some clients and not of others")
+            raise MisconfigurationException(
+                "`training_step` returns None for the batches of some clients and not of others"
+            )
         return None if skipped == {True} else given
 
     @staticmethod

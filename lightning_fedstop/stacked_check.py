@@ -1,18 +1,16 @@
-"""Finds out with one step of two clients whether a module and a method can be stacked."""
+"""Compares the first step of two clients, taken one by one and as a stack."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
-from lightning_fedstop.attributes import Attributes
 from lightning_fedstop.parameters import is_finite
-from lightning_fedstop.seeding import drawn_from, global_state, seeded
+from lightning_fedstop.seeding import global_state, seeded
 from lightning_fedstop.stacked_batches import Drawn, group_batches
 from lightning_fedstop.stacked_pass import can_be_padded
-from lightning_fedstop.together import Unsuitable
 
 if TYPE_CHECKING:
     from lightning_fedstop.job import Job
@@ -23,98 +21,79 @@ TOLERANCE = 0.02
 on devices that round the factors of a product to ten bits, and below what a mistake does."""
 
 
-def check_stack(trainer: "StackedTrainer", jobs: "Sequence[Job]", load_global: Callable[[], None]) -> bool:
-    """Take the first step of some clients one by one and stacked, and compare; nothing of it stays.
+def check_stack(twin: "StackedTrainer", jobs: "Sequence[Job]") -> tuple[bool, bool]:
+    """Take the first step of some clients one by one and stacked, and compare.
 
-    Sets the buffers of which each client has its own, and whether batches are padded.
+    Args:
+        twin: trains a copy of the module, so that the module is left as it is. Its ``moving``, the buffers of which
+            each client has its own, and ``pads`` are set.
+        jobs: of the clients.
 
     Returns:
-        False if no client had a batch to try.
+        Whether a client had a batch to try, and whether its step drew random numbers of torch's.
 
     Raises:
-        Unsuitable: saying why.
+        MisconfigurationException: saying why they cannot be stacked.
     """
-    attributes = Attributes(trainer.module, restorable=True)
-    with trainer.collector.muted():
-        try:
-            return _compare(trainer, jobs, load_global)
-        finally:
-            attributes.restore()
-            load_global()
+    drawn = [(job, item) for job in jobs if (item := twin.first_batch(job)) is not None]
+    if not drawn:
+        return False, False
+    buffers = {name: buffer.clone() for name, buffer in twin.module.named_buffers()}
+
+    def load_global() -> None:
+        for name, buffer in twin.module.named_buffers():
+            buffer.copy_(buffers[name])
+
+    singles, draws = _single_steps(twin, drawn, load_global)
+    reason: str | None = None
+    for pads in [True, False] if can_be_padded(twin.module) and not draws else [False]:
+        load_global()
+        twin.start_client(drawn[0][0].client)
+        reason = _difference(twin, drawn, [None if draws else single for single in singles], pads)
+        if reason is None:
+            twin.pads = pads
+            return True, draws
+    raise MisconfigurationException(reason)
 
 
-def _compare(trainer: "StackedTrainer", jobs: "Sequence[Job]", load_global: Callable[[], None]) -> bool:
-    module = trainer.module
-    drawn = [(job, item) for job in jobs if (item := trainer.first_batch(job)) is not None]
-    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+def _single_steps(
+    twin: "StackedTrainer", drawn: "Sequence[tuple[Job, Drawn]]", load_global: Callable[[], None]
+) -> tuple[list[Tensor | None], bool]:
+    """The directions of the clients' steps, taken one by one, and whether torch's generators were drawn from."""
     moving: dict[str, None] = {}
-    singles = []
+    singles: list[Tensor | None] = []
     draws = False
     for job, (batch_idx, batch) in drawn:
         load_global()
-        client = trainer.prepared(job)
-        trainer.start_client(client)
-        with seeded(job.seed), trainer.not_asking():
+        before = {name: buffer.clone() for name, buffer in twin.module.named_buffers()}
+        client = twin.prepared(job)
+        twin.start_client(client)
+        with seeded(job.seed), twin.solver.withheld():
             state = global_state()
-            outputs = trainer.step(client, 0, batch, batch_idx)
-            draws |= _draws(trainer, state)
-        singles.append(trainer.parameters.grad.clone() if outputs else None)
-        moving |= {n: None for n, b in module.named_buffers() if n in before and not torch.equal(b, before[n])}
-    trainer.moving = list(moving)
-    reason: str | None = None
-    for pads in [True, False] if can_be_padded(module) and not draws else [False]:
-        load_global()
-        trainer.start_client(drawn[0][0].client) if drawn else None
-        reason = _difference(trainer, drawn, [None if draws else single for single in singles], pads)
-        if reason is None:
-            trainer.pads = pads
-            break
-    if reason is not None:
-        raise Unsuitable(reason)
-    if draws:
-        rank_zero_warn(
-            f"`client_backend='stacked'`: the `training_step` of {type(module).__name__} draws random numbers (dropout,"
-            " say), and a stack of clients draws others than one client after the other."
-        )
-    return bool(drawn)
-
-
-def _draws(trainer: "StackedTrainer", state: dict[str, Any]) -> bool:
-    """Whether the step drew random numbers from torch.
-
-    Raises:
-        Unsuitable: if it drew some from Python or NumPy.
-    """
-    drawn = drawn_from(state, global_state())
-    if {"python", "numpy"}.intersection(drawn):
-        raise Unsuitable(
-            f"the `training_step` of {type(trainer.module).__name__} draws from Python's or NumPy's generator, which a"
-            " stack would do once for all clients"
-        )
-    return bool(drawn)
+            outputs = twin.step(client, 0, batch, batch_idx)
+            now = global_state()
+        draws |= any(not torch.equal(state[name], now[name]) for name in ("torch", "cuda") if name in state)
+        singles.append(twin.parameters.grad.clone() if outputs else None)
+        moving |= {n: None for n, b in twin.module.named_buffers() if n in before and not torch.equal(b, before[n])}
+    twin.moving = list(moving)
+    return singles, draws
 
 
 def _difference(
-    trainer: "StackedTrainer", drawn: "Sequence[tuple[Job, Drawn]]", singles: Iterable[Tensor | None], pads: bool
+    twin: "StackedTrainer", drawn: "Sequence[tuple[Job, Drawn]]", singles: Iterable[Tensor | None], pads: bool
 ) -> str | None:
     """What tells a stacked step from the single ones, ``None`` if nothing does."""
-    if not drawn:
-        return None
-    attributes = Attributes(trainer.module)
-    stack = trainer.make_stack([trainer.prepared(job) for job, _ in drawn])
-    groups = group_batches([item for _, item in drawn], pads, trainer.by_index, extra=pads)
+    stack = twin.make_stack([twin.prepared(job) for job, _ in drawn])
+    groups = group_batches([item for _, item in drawn], pads, twin.by_index, extra=pads)
     with seeded(drawn[0][0].seed):
-        trainer.step_stack(stack, trainer.make_pass(), groups)
-    if changed := attributes.changed():
-        name = type(trainer.module).__name__
-        return f"the `training_step` of {name} changes `{changed[0]}`, which all clients of a stack would share"
+        twin.step_stack(stack, twin.make_pass(), groups)
     for direction, single in zip(stack.grad, singles, strict=True):
         if single is None or not is_finite(single):
             continue
         length, distance = torch.linalg.vector_norm(single), torch.linalg.vector_norm(direction - single)
         if not distance <= TOLERANCE * length:
             return (
-                f"a stacked step of {type(trainer.module).__name__} with {type(trainer.method).__name__} is off by"
+                f"a stacked step of {type(twin.module).__name__} with {type(twin.method).__name__} is off by"
                 f" {float(distance / length):.2g} of its length"
             )
     return None

@@ -1,7 +1,5 @@
 """One pass of several clients' batches through a module: losses, gradients and what was logged, with ``torch.func``."""
 
-import dis
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -160,13 +158,3 @@ def can_be_padded(module: LightningModule) -> bool:
     # A `training_step` written after it, in a subclass, need not call it.
     on_instance = {"per_sample_loss", "training_step"} & vars(module).keys()
     return loss is not None and step is not None and loss <= step and not on_instance
-
-
-def uses_batch_idx(training_step: Callable[..., Any]) -> bool:
-    """Whether the number of the batch is read; taken for granted where the code cannot be seen."""
-    code = getattr(inspect.unwrap(training_step), "__code__", None)
-    if code is None or code.co_argcount < 3 or code.co_varnames[2] in code.co_cellvars:
-        return True
-    name = code.co_varnames[2]
-    read = (instruction.argval for instruction in dis.get_instructions(code))
-    return any(name in value if isinstance(value, tuple) else name == value for value in read)

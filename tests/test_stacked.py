@@ -2,18 +2,20 @@
 
 import random
 import re
+import threading
 import warnings
 
+import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.callbacks import Callback, LambdaCallback
 from torch import nn
 from torchmetrics.classification import BinaryAccuracy
 
 from lightning_fedstop import methods
 from lightning_fedstop.methods import released_code
 from lightning_fedstop.models import ImageClassifier
-from tests.helpers import Seen, ToyData, ToyModule, Trace, fit
+from tests.helpers import ToyData, ToyModule, Trace, fit
 
 TEN = [name for name in methods.__all__ if name not in ("Client", "FederatedMethod", "Federation", "LocalStep")]
 SIZES = (6, 4, 7, 8, 0, 3, 11)
@@ -343,20 +345,6 @@ class Branches(Net):
         return 2 * loss if loss > 0.5 else loss
 
 
-class Counts(Net):
-    steps = 0
-
-    def training_step(self, batch, batch_idx):
-        self.steps += 1
-        return super().training_step(batch, batch_idx)
-
-
-class SeenNet(Net, Seen):
-    def __init__(self):
-        super().__init__()
-        self.batches = []
-
-
 class LogsMetric(Net):
     def __init__(self):
         super().__init__()
@@ -371,6 +359,46 @@ class LogsMetric(Net):
 class DrawsInPython(Net):
     def training_step(self, batch, batch_idx):
         return super().training_step(batch, batch_idx) * random.random()
+
+
+class Metered(Net):
+    """Divides the loss by the mean of all losses so far, which a step that is only tried must not change."""
+
+    def __init__(self):
+        super().__init__()
+        self.meter = {"losses": [0.0, 0]}
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        losses = self.meter["losses"]
+        losses[:] = losses[0] + loss.item(), losses[1] + 1
+        return loss * losses[1] / losses[0]
+
+
+class OwnGenerator(Net):
+    def __init__(self):
+        super().__init__()
+        self.rng = np.random.default_rng(0)
+
+    def training_step(self, batch, batch_idx):
+        noise = torch.from_numpy(self.rng.normal(0, 0.5, tuple(batch[0].shape)))
+        return super().training_step((batch[0] + noise, batch[1]), batch_idx)
+
+
+class Locked(Net):
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+class AtClientStart(Net):
+    client = 0
+
+    def on_client_start(self, client):
+        self.client = client
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * (1 + self.client)
 
 
 class OwnBackward(Net):
@@ -420,10 +448,12 @@ class OwnSGD(torch.optim.SGD):
 REFUSED = [
     (Item, r"\.item\(\)"),
     (Branches, "data-dependent control flow"),
-    (Counts, "changes `steps`"),
-    (SeenNet, "changes `batches`"),
-    (LogsMetric, "changes `accuracy"),
-    (DrawsInPython, "draws from Python's or NumPy's generator"),
+    (LogsMetric, "logs the Metric 'accuracy'"),
+    (DrawsInPython, "is off by .* of its length"),
+    (Metered, r"\.item\(\)"),
+    (OwnGenerator, "is off by .* of its length"),
+    (Locked, "Locked cannot be copied, .*'_thread.lock' object"),
+    (AtClientStart, "AtClientStart has `on_client_start`, which sees a single client"),
     (OwnBackward, "has its own `backward`"),
     (OwnBatchEnd, "has its own `on_train_batch_end`"),
     (AfterBackward, "has `on_after_backward`"),
@@ -447,10 +477,25 @@ def test_what_cannot_be_stacked_is_trained_one_after_the_other(tmp_path, make, w
     assert {k: float(v) for k, v in loop.callback_metrics.items()} == {
         k: float(v) for k, v in single.callback_metrics.items()
     }
-    for name in ("steps", "batches"):
-        if hasattr(loop.module, name):
-            counts = [getattr(it.module, name) for it in (loop, single)]
-            assert len({c if isinstance(c, int) else len(c) for c in counts}) == 1
+
+
+class Marked(Net):
+    client = 0
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * (1 + self.client)
+
+
+def test_a_callback_that_marks_the_module_for_a_client_is_refused(tmp_path):
+    class Marks(Callback):
+        def on_client_start(self, trainer, module, client):
+            module.client = client
+
+    one, _, _ = train(tmp_path, "sequential", make=Marked, callbacks=[Marks()])
+    other, loop, said = train(tmp_path, "stacked", make=Marked, callbacks=[Marks()])
+    assert len(said) == 1
+    assert loop.server.trainer.refusal == "Marks has `on_client_start`, which sees a single client"
+    assert torch.equal(one.rounds[-1]["theta"], other.rounds[-1]["theta"])
 
 
 def test_a_failure_in_a_later_round_falls_back_from_there(tmp_path):
@@ -472,7 +517,7 @@ def test_a_module_that_sets_the_optimizers_rate_in_a_step_falls_back(tmp_path, f
             return super().training_step(batch, batch_idx)
 
     loop = assert_equal(tmp_path, make=Warming, said=1)
-    assert loop.server.trainer.refusal.startswith("the training of Warming asks for the optimizer")
+    assert loop.server.trainer.refusal.startswith("Warming asks for the optimizer in a step")
 
 
 def test_a_module_that_keeps_its_optimizer_falls_back(tmp_path):
@@ -577,7 +622,7 @@ def test_convnextv2_in_single_precision(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"client_backend": "vectorised"}, "`client_backend` must be one of sequential, stacked"),
+        ({"client_backend": "vectorised"}, "`client_backend` must be one of auto, sequential, threads, stacked"),
         ({"client_backend": "stacked", "stack_chunk_size": 0}, "`stack_chunk_size` must be an integer of at least 1"),
         ({"stack_chunk_size": 4}, "`stack_chunk_size` needs `client_backend='stacked'`"),
     ],

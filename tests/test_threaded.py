@@ -1,29 +1,31 @@
-"""Several clients at once, each in a thread: the bits of one after the other, or one after the other with a reason."""
+"""Several clients at once, each in a thread: the bits of one after the other, where that is declared or asked for."""
 
 import gc
-import random
 import threading
-import time
+from collections import deque
 from datetime import timedelta
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.nn.utils import parametrize
+from torch.utils.data import DataLoader, Dataset
 from torchmetrics.classification import BinaryAccuracy
 
-from lightning_fedstop import backends, methods, threaded
-from lightning_fedstop.backends import client_threads
-from lightning_fedstop.data import Digits, NpzImages
-from lightning_fedstop.memory import ALONE, TOGETHER
+from lightning_fedstop import methods
+from lightning_fedstop.data import Digits, Federated, FederatedDataModule
+from lightning_fedstop.job import ClientResult
+from lightning_fedstop.local import LocalTrainer
 from lightning_fedstop.methods import FedAvg
 from lightning_fedstop.models import ImageClassifier, _compiled
 from lightning_fedstop.threaded import ThreadedTrainer
-from lightning_fedstop.worker import Shared, Trained, Worker
-from tests.helpers import ToyData, ToyModule, fit, flat, make_loop
+from lightning_fedstop.worker import Worker
+from tests.helpers import ToyData, ToyModule, bits, fit, flat, make_loop, same
 
 TEN = [name for name in methods.__all__ if name not in ("Client", "FederatedMethod", "Federation", "LocalStep")]
 SIZES = (6, 4, 7, 8, 0, 3, 11)
@@ -63,44 +65,36 @@ class Counted(Callback):
         self.seen.append(("end", client, flat(module).tolist()))
 
 
-def reason(caplog):
-    """Why the clients were trained one after the other, ``None`` if they were not."""
-    said = [record.getMessage() for record in caplog.records if "`devices='auto'` trains" in record.getMessage()]
-    return said[0].partition("because ")[2] if said else None
-
-
 def both(tmp_path, make=ToyModule, data=ToyData, **arguments):
     """The same fit on one thread, one client after the other, and dealt to threads."""
     runs = []
-    for folder, devices in (("one", 1), ("auto", "auto")):
-        torch.set_num_threads(1 if devices == 1 else 3)
+    for backend, threads in (("sequential", 1), ("threads", 3)):
+        torch.set_num_threads(threads)
         torch.manual_seed(0)
-        chosen = {"clients_per_round": 5, "local_epochs": 2, "devices": devices}
+        chosen = {"clients_per_round": 5, "local_epochs": 2, "client_backend": backend}
         fresh = {name: value() if callable(value) else value for name, value in arguments.items()}
         callbacks = fresh.pop("callbacks", [])
-        runs.append((*fit(tmp_path / folder, *callbacks, module=make(), data=data(), **(chosen | fresh)), callbacks))
+        runs.append((*fit(tmp_path / backend, *callbacks, module=make(), data=data(), **(chosen | fresh)), callbacks))
     return runs
 
 
-def assert_same(one, auto):
+def assert_same(one, many):
     loop, module, _ = one
-    other, copied, _ = auto
+    other, copied, _ = many
     assert other.summary["parameters_hash"] == loop.summary["parameters_hash"]
-    for buffer, same in zip(module.buffers(), copied.buffers(), strict=True):
-        assert torch.equal(buffer, same)
+    for buffer, other_buffer in zip(module.buffers(), copied.buffers(), strict=True):
+        assert torch.equal(buffer, other_buffer)
     for row, like in zip(loop.record.rows(), other.record.rows(), strict=True):
         times = {name for name in row if name.startswith("seconds")}
         assert {k: v for k, v in row.items() if k not in times} == {k: v for k, v in like.items() if k not in times}
 
 
 @pytest.mark.parametrize("name", TEN)
-def test_ten_methods_give_the_bits_of_one_client_after_the_other(tmp_path, caplog, name):
+def test_ten_methods_give_the_bits_of_one_client_after_the_other(tmp_path, name):
     method = getattr(methods, name)
-    with caplog.at_level("INFO"):
-        one, auto = both(tmp_path, data=lambda: ToyData(SIZES), method=method, gradient_clip_val=0.5)
-    assert isinstance(auto[0].server.trainer, ThreadedTrainer)
-    assert reason(caplog) is None
-    assert_same(one, auto)
+    one, many = both(tmp_path, data=lambda: ToyData(SIZES), method=method, gradient_clip_val=0.5)
+    assert isinstance(many[0].server.trainer, ThreadedTrainer)
+    assert_same(one, many)
 
 
 @pytest.mark.parametrize(
@@ -115,18 +109,14 @@ def test_ten_methods_give_the_bits_of_one_client_after_the_other(tmp_path, caplo
         {"method": lambda: methods.FedSMOO(alpha=0.1, rho=0.1)},
     ],
 )
-def test_running_statistics_and_frozen_parameters(tmp_path, caplog, arguments):
-    with caplog.at_level("INFO"):
-        one, auto = both(tmp_path, Normed, lambda: ToyData((6, 4, 7, 8, 3)), **arguments)
-    assert reason(caplog) is None
-    assert_same(one, auto)
+def test_running_statistics_and_frozen_parameters(tmp_path, arguments):
+    one, many = both(tmp_path, Normed, lambda: ToyData((6, 4, 7, 8, 3)), **arguments)
+    assert_same(one, many)
 
 
-def test_callbacks_see_each_client_once_and_its_local_model_at_its_end(tmp_path, caplog):
-    with caplog.at_level("INFO"):
-        one, auto = both(tmp_path, callbacks=lambda: [Counted()], clients_per_round=4)
-    assert reason(caplog) is None
-    (before,), (seen,) = one[2], auto[2]
+def test_callbacks_see_each_client_once_and_its_local_model_at_its_end(tmp_path):
+    one, many = both(tmp_path, callbacks=lambda: [Counted()], clients_per_round=4)
+    (before,), (seen,) = one[2], many[2]
     assert [entry for entry in seen.seen if entry[0] == "end"] == [entry for entry in before.seen if entry[0] == "end"]
     assert sorted(e[1] for e in seen.seen if e[0] == "start") == sorted(e[1] for e in before.seen if e[0] == "start")
 
@@ -168,27 +158,12 @@ class Shallow(ToyModule):
         self.loop = self.trainer
 
 
-class Caching(ToyModule):
-    """Sets in its first step what it uses in all."""
-
-    def __init__(self):
-        super().__init__()
-        self.cache = {}
-        self.scale = None
-
-    def training_step(self, batch, batch_idx):
-        if self.scale is None:
-            self.scale = float(batch[0].abs().max())
-        self.cache.setdefault(batch[0].shape[1:], 1 / self.scale)
-        return super().training_step(batch, batch_idx) * self.cache[batch[0].shape[1:]]
-
-
-def test_the_classifier_on_images_that_it_resizes(tmp_path, caplog):
-    sizes = {"img_size": 16, "patch_size": 8, "depth": 1, "embed_dim": 8, "num_heads": 1}
-    model = ImageClassifier("vit_tiny_patch16_224", 10, 1, image_size=16, backbone_kwargs=sizes)
+def test_the_classifier_says_once_that_it_resizes_images(tmp_path, caplog):
+    small = {"depths": (1, 1, 1, 1), "dims": (8, 8, 16, 16)}
+    model = ImageClassifier("convnextv2_atto", 10, 1, backbone_kwargs=small)
     with caplog.at_level("INFO"):
-        fit(tmp_path, module=model, data=Digits(num_clients=5), devices="auto", max_rounds=2)
-    assert reason(caplog) is None
+        fit(tmp_path, module=model, data=Digits(num_clients=40), devices="auto", limit_val_batches=0)
+    assert sum("are resized" in record.getMessage() for record in caplog.records) == 1
 
 
 class Keeping(ToyModule):
@@ -203,20 +178,96 @@ class Keeping(ToyModule):
         return super().training_step(batch, batch_idx)
 
 
-@pytest.mark.parametrize("make", [Scheduled, Scaled, Rated, Shallow, Caching, Keeping])
-def test_modules_of_all_kinds(tmp_path, caplog, make):
-    with caplog.at_level("INFO"):
-        one, auto = both(tmp_path, make)
-    assert reason(caplog) is None
-    assert_same(one, auto)
+@pytest.mark.parametrize("make", [Scheduled, Scaled, Rated, Shallow, Keeping])
+def test_modules_of_all_kinds(tmp_path, make):
+    one, many = both(tmp_path, make)
+    assert_same(one, many)
 
 
-class Dropping(ToyModule):
-    def __init__(self):
-        super().__init__(net=nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.5)))
-        with torch.no_grad():
-            self.net[0].weight.fill_(0.1)
-            self.net[0].bias.zero_()
+class Warming(ToyModule):
+    """Sets the rate of the optimizer that a ``Trainer`` gives it."""
+
+    def training_step(self, batch, batch_idx):
+        self.optimizers().param_groups[0]["lr"] = 0.1 / (1 + batch_idx)
+        return super().training_step(batch, batch_idx)
+
+
+def test_lightnings_own_callbacks_may_ask_for_the_optimizer(tmp_path):
+    one, many = both(
+        tmp_path, callbacks=lambda: [LearningRateMonitor()], logger=lambda: CSVLogger(tmp_path), max_rounds=2
+    )
+    assert torch.allclose(flat(one[1]), flat(many[1]), rtol=1e-6)
+
+
+class Watching(Callback):
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        pass
+
+
+class Fetching(ToyData):
+    def client_dataloader(self, client, generator):
+        return DataLoader(self.client_dataset(client), self.batch_size, generator=generator, num_workers=1)
+
+
+def hooked():
+    module = ToyModule()
+    module.net.weight.register_hook(lambda grad: grad * 0.5)
+    return module
+
+
+def compiled():
+    module = ToyModule()
+    module.net.compile(backend="eager")
+    return module
+
+
+def blocks_compiled():
+    module = ToyModule()
+    _compiled.compile_blocks(module.net)
+    return module
+
+
+REFUSED = [
+    ({"module": hooked}, "the parameter net.weight has a gradient hook"),
+    ({"module": compiled}, "net is compiled"),
+    ({"module": blocks_compiled}, "net is compiled"),
+    ({"data": Fetching}, "the loaders of the clients start 1 processes each"),
+    ({"callbacks": lambda: [Watching()]}, "Watching has `on_train_batch_end`, which sees a single client"),
+    ({"callbacks": lambda: [ModelCheckpoint(every_n_train_steps=1)]}, "ModelCheckpoint saves within rounds"),
+    (
+        {"callbacks": lambda: [ModelCheckpoint(train_time_interval=timedelta(hours=1))]},
+        "ModelCheckpoint saves within rounds",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), REFUSED)
+def test_what_is_known_not_to_work_is_refused_before_any_training(tmp_path, arguments, says):
+    made = {name: make() for name, make in arguments.items()}
+    with pytest.raises(MisconfigurationException, match=f"^`client_backend='threads'` cannot be used: {says}"):
+        fit(tmp_path, *made.pop("callbacks", []), client_backend="threads", **made)
+
+
+def test_a_scaler_several_processes_and_accelerators_are_refused(tmp_path):
+    loop, _ = fit(tmp_path, client_backend="threads", max_rounds=1)
+    trainer = loop.server.trainer
+    trainer.scaler = torch.amp.GradScaler("cpu")
+    assert trainer.refusal().startswith("the precision '32-true' scales the loss")
+    for count, device in ((2, "cpu"), (1, "cuda")):
+        trainer.fabric = SimpleNamespace(world_size=count, device=torch.device(device))
+        assert trainer.refusal() == f"it needs one process on a CPU, not {count} on '{device}'"
+
+
+class Late(Callback):
+    """Adds in a hook, after the set-up, what threads cannot train."""
+
+    def on_train_start(self, trainer, module):
+        module.net.weight.register_hook(lambda grad: grad * 0.5)
+
+
+def test_what_a_hook_adds_is_refused_in_the_next_round(tmp_path):
+    with pytest.raises(MisconfigurationException, match=r"the parameter net\.weight has a gradient hook"):
+        fit(tmp_path, Late(), client_backend="threads")
 
 
 class Measuring(ToyModule):
@@ -230,171 +281,285 @@ class Measuring(ToyModule):
         return super().training_step(batch, batch_idx)
 
 
-class Counting(ToyModule):
-    steps = 0
-
-    def training_step(self, batch, batch_idx):
-        self.steps += 1
-        return super().training_step(batch, batch_idx) * (1 + self.steps / 100)
-
-
-class Accumulating(ToyModule):
-    def __init__(self):
-        super().__init__()
-        self.total = torch.zeros(1)
-
-    def training_step(self, batch, batch_idx):
-        self.total += 0.01
-        return super().training_step(batch, batch_idx) * (1 + float(self.total))
-
-
 class Locked(ToyModule):
     def __init__(self):
         super().__init__()
         self.lock = threading.Lock()
 
 
-class Hooked(ToyModule):
-    def __init__(self):
-        super().__init__()
-        self.net.weight.register_hook(lambda grad: grad * 0.5)
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (Warming, "Warming asks for the optimizer in a step"),
+        (Measuring, "Measuring logs the Metric 'accuracy' in `training_step`, of which each thread has a copy"),
+        (Locked, "Locked cannot be copied, as training of several clients at once needs it .*'_thread.lock' object"),
+    ],
+)
+def test_what_shows_in_training_ends_the_run_with_a_sentence(tmp_path, make, says):
+    before = threading.active_count()
+    with pytest.raises(MisconfigurationException, match=says):
+        fit(tmp_path, module=make(), client_backend="threads")
+    assert threading.active_count() == before
 
 
-class Lazy(ToyModule):
-    """Draws from the second round on, where nothing is tried any more."""
+class Declared(ToyModule):
+    """Keeps the contract and says so; notes the threads that train it."""
 
-    def training_step(self, batch, batch_idx):
-        factor = 1.0
-        if self.current_epoch == 1:
-            factor = self.draw()
-        return super().training_step(batch, batch_idx) * factor
-
-    def draw(self):
-        return float(torch.rand(()))
-
-
-class LazyPython(Lazy):
-    def draw(self):
-        return random.random()
-
-
-class LazyNumpy(Lazy):
-    def draw(self):
-        return np.random.rand()  # noqa: NPY002 - what user code does
-
-
-class LateCounting(Counting):
-    """Changes an attribute from the second round on."""
+    is_thread_safe = True
+    seen = set()
 
     def training_step(self, batch, batch_idx):
-        return (Counting if self.current_epoch else ToyModule).training_step(self, batch, batch_idx)
-
-
-class Warming(ToyModule):
-    """Sets the rate of the optimizer that a ``Trainer`` gives it."""
-
-    def training_step(self, batch, batch_idx):
-        self.optimizers().param_groups[0]["lr"] = 0.1 / (1 + batch_idx)
+        Declared.seen.add(threading.current_thread().name.partition("_")[0])
         return super().training_step(batch, batch_idx)
 
 
-class LateWarming(Warming):
-    """The same from the second round on."""
-
-    def training_step(self, batch, batch_idx):
-        return (Warming if self.current_epoch else ToyModule).training_step(self, batch, batch_idx)
+class DeclaredData(ToyData):
+    is_thread_safe = True
 
 
-def test_lightnings_own_callbacks_may_ask_for_the_optimizer(tmp_path, caplog):
-    with caplog.at_level("INFO"):
-        one, auto = both(
-            tmp_path, callbacks=lambda: [LearningRateMonitor()], logger=lambda: CSVLogger(tmp_path), max_rounds=2
-        )
-    assert reason(caplog) is None
-    assert torch.allclose(flat(one[1]), flat(auto[1]), rtol=1e-6)
+class Inherits(Declared):
+    pass
 
 
-class Stashing(FedAvg):
-    """Keeps something on itself between two calls of a step."""
-
-    def gradient(self, step):
-        self.kept = step.backward().clone()
-
-    def correct(self, step):
-        step.grad.add_(self.kept)
+class InheritsData(DeclaredData):
+    pass
 
 
-class Watching(Callback):
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+class OnlyWhen(Declared):
+    """Declares it of some instances."""
+
+    def __init__(self, is_safe):
+        super().__init__()
+        self.is_safe = is_safe
+
+    @property
+    def is_thread_safe(self):
+        return self.is_safe
+
+
+class OwnMethod(FedAvg):
+    pass
+
+
+class DeclaredMethod(FedAvg):
+    is_thread_safe = True
+
+
+class AtStart(Callback):
+    def on_client_start(self, trainer, module, client):
         pass
 
 
-class Fetching(ToyData):
-    def client_dataloader(self, client, generator):
-        return DataLoader(self.client_dataset(client), self.batch_size, generator=generator, num_workers=1)
-
-
-class Noisy(ToyData):
-    """Draws an augmentation while a batch is fetched."""
-
-    def on_after_batch_transfer(self, batch, dataloader_idx):
-        return batch[0] + torch.rand(()), batch[1]
+def trained_by(tmp_path, *callbacks, **arguments):
+    """The threads in which ``devices="auto"`` trains."""
+    Declared.seen.clear()
+    chosen = {"module": Declared(), "data": DeclaredData(), "devices": "auto", "max_rounds": 1}
+    fit(tmp_path, *callbacks, **chosen | arguments)
+    return Declared.seen.copy()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    "arguments",
     [
-        ({"make": Dropping}, "the `training_step` of Dropping draws from the global random generators"),
-        ({"make": Lazy}, "the training of Lazy draws from the global random generators"),
-        ({"make": LazyPython}, "the training of LazyPython draws"),
-        ({"make": LazyNumpy}, "the training of LazyNumpy draws"),
-        ({"make": Measuring}, "the `training_step` of Measuring changes `accuracy."),
-        ({"make": Counting}, "the `training_step` of Counting changes `steps`"),
-        ({"make": LateCounting}, "the `training_step` of LateCounting changes `steps`"),
-        ({"make": Accumulating}, "the `training_step` of Accumulating changes `total`"),
-        ({"make": Warming}, "the training of Warming asks for the optimizer"),
-        ({"make": LateWarming}, "the training of LateWarming asks for the optimizer"),
-        ({"make": Locked}, "Locked cannot be copied (TypeError: cannot pickle '_thread.lock' object)"),
-        ({"make": Hooked}, "the parameter net.weight has a gradient hook"),
-        ({"method": Stashing}, "Stashing changes what it holds during a client's steps"),
-        ({"data": Noisy}, "the training of ToyModule draws"),
-        ({"callbacks": lambda: [Watching()]}, "Watching has `on_train_batch_end`, which sees a single client"),
+        {},
+        {"module": lambda: OnlyWhen(True)},
+        {"method": DeclaredMethod},
+        {"method": methods.SCAFFOLD},
+        {"devices": 1, "client_backend": "threads", "module": Inherits, "data": ToyData},
     ],
 )
-def test_what_threads_cannot_train_is_trained_one_after_the_other(tmp_path, caplog, arguments, says):
-    with caplog.at_level("INFO"):
-        one, auto = both(tmp_path, **arguments)
-    assert reason(caplog).startswith(says)
-    assert_same(one, auto)
-    assert getattr(one[1], "steps", 0) == getattr(auto[1], "steps", 0)
+def test_threads_train_what_declares_it_or_is_asked_to(tmp_path, arguments):
+    made = {name: value() if callable(value) else value for name, value in arguments.items()}
+    assert trained_by(tmp_path, **made) == {"client"}
 
 
 @pytest.mark.parametrize(
-    "saver", [ModelCheckpoint(every_n_train_steps=1), ModelCheckpoint(train_time_interval=timedelta(hours=1))]
+    "arguments",
+    [
+        {"module": Inherits},
+        {"module": lambda: OnlyWhen(False)},
+        {"data": ToyData},
+        {"data": InheritsData},
+        {"method": OwnMethod},
+        {"callbacks": AtStart},
+        {"callbacks": Counted},
+        {"callbacks": Watching},
+        {"callbacks": Late},
+        {"callbacks": lambda: ModelCheckpoint(every_n_train_steps=1)},
+        {"devices": 1},
+        {"client_backend": "sequential"},
+    ],
 )
-def test_checkpoints_within_rounds_need_one_client_after_the_other(tmp_path, caplog, saver):
-    with caplog.at_level("INFO"):
-        fit(tmp_path, saver, devices="auto")
-    assert reason(caplog) == "ModelCheckpoint saves within rounds."
+def test_all_else_is_trained_one_client_after_the_other(tmp_path, arguments):
+    made = {name: value() if callable(value) else value for name, value in arguments.items()}
+    callbacks = [made.pop("callbacks")] if "callbacks" in made else []
+    assert trained_by(tmp_path, *callbacks, **made) == {"MainThread"}
 
 
-def test_loaders_that_start_processes(tmp_path, caplog):
-    with caplog.at_level("INFO"):
-        fit(tmp_path, data=Fetching(), devices="auto", max_rounds=1)
-    assert reason(caplog) == "the loaders of the clients start 1 processes each."
+def test_a_declared_module_that_cannot_be_copied_is_trained_one_client_after_the_other(tmp_path):
+    module = Declared()
+    module.lock = threading.Lock()
+    assert trained_by(tmp_path, module=module) == {"MainThread"}
 
 
-@pytest.mark.parametrize("how", ["module", "blocks"])
-def test_a_compiled_module(tmp_path, caplog, monkeypatch, how):
-    module = ToyModule()
-    if how == "module":
-        module.net.compile(backend="eager")
-    else:
-        monkeypatch.setattr(_compiled, "BACKEND", "eager")
-        _compiled.compile_blocks(module.net)
-    with caplog.at_level("INFO"):
-        fit(tmp_path, module=module, devices="auto", max_rounds=1)
-    assert reason(caplog) == "net is compiled."
+@pytest.mark.parametrize("wraps", [False, True])
+def test_the_classifier_and_our_images_are_trained_in_threads_to_the_bits_of_one_device(tmp_path, wraps):
+    small = {"depths": (1, 1, 1, 1), "dims": (8, 8, 16, 16)}
+    runs = []
+    for devices, threads in ((1, 1), ("auto", 3)):
+        torch.set_num_threads(threads)
+        torch.manual_seed(0)
+        model = ImageClassifier("convnextv2_atto", 10, 1, lr=0.1, backbone_kwargs=small)
+        data = Federated(Digits(), num_clients=40) if wraps else Digits(num_clients=40)
+        loop, _ = fit(tmp_path, module=model, data=data, devices=devices, max_rounds=2, clients_per_round=3)
+        runs.append((loop, bits(model)))
+    assert type(runs[0][0].server.trainer) is LocalTrainer
+    chosen = runs[1][0].server.trainer
+    assert isinstance(chosen, ThreadedTrainer)
+    assert chosen.suits()
+    assert all(float(row["seconds_idle"]) > 0 for row in runs[1][0].record.rows())
+    assert same(runs[0][1], runs[1][1])
+
+
+class Meter:
+    """An average as many write it: an attribute of an attribute."""
+
+    total = count = 0
+
+    def update(self, value):
+        self.total += value
+        self.count += 1
+
+
+class Stateful(ToyModule):
+    """Divides the loss by what one of its attributes has gathered in all steps so far."""
+
+    def __init__(self):
+        super().__init__()
+        self.meter = Meter()
+        self.window = deque(maxlen=7)
+        self.array = np.zeros(2)
+        self.nested = {"losses": {"sum": 0.0, "count": 0}}
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss / self.gathered(loss.item())
+
+
+class WithMeter(Stateful):
+    def gathered(self, value):
+        self.meter.update(value)
+        return self.meter.total / self.meter.count
+
+
+class WithDeque(Stateful):
+    def gathered(self, value):
+        self.window.append(value)
+        return sum(self.window) / len(self.window)
+
+
+class WithArray(Stateful):
+    def gathered(self, value):
+        self.array += (value, 1)
+        return float(self.array[0] / self.array[1])
+
+
+class WithNestedDicts(Stateful):
+    def gathered(self, value):
+        sums = self.nested["losses"]
+        sums["sum"] += value
+        sums["count"] += 1
+        return sums["sum"] / sums["count"]
+
+
+class WithGenerator(ToyModule):
+    def __init__(self):
+        super().__init__()
+        self.rng = np.random.default_rng(0)
+
+    def training_step(self, batch, batch_idx):
+        noise = torch.from_numpy(self.rng.normal(0, 0.5, tuple(batch[0].shape))).float()
+        return super().training_step((batch[0] + noise, batch[1]), batch_idx)
+
+
+class Tanh(nn.Module):
+    def forward(self, weight):
+        return weight.tanh()
+
+
+class Cached(ToyModule):
+    """Uses a parametrization twice, whose value torch caches for all threads together."""
+
+    def __init__(self):
+        super().__init__()
+        parametrize.register_parametrization(self.net, "weight", Tanh())
+
+    def training_step(self, batch, batch_idx):
+        with parametrize.cached():
+            return nn.functional.cross_entropy(self.net(batch[0]) + self.net(2 * batch[0]), batch[1])
+
+
+class Marked(ToyModule):
+    """Adds a shift of the client that a callback has marked."""
+
+    client = 0
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("shift", torch.arange(10.0).reshape(5, 2))
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self.net(batch[0]) + self.shift[self.client], batch[1])
+
+
+class Marks(Callback):
+    def on_client_start(self, trainer, module, client):
+        module.client = client
+
+
+class Augmented(Dataset):
+    """Draws from a generator of its own."""
+
+    def __init__(self, dataset):
+        self.dataset, self.rng = dataset, np.random.default_rng(0)
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, index):
+        x, y = self.dataset[index]
+        return x + torch.from_numpy(self.rng.normal(0, 0.5, 4)).float(), y
+
+
+class AugmentedData(ToyData):
+    def __init__(self):
+        super().__init__()
+        self.augmented = Augmented(self.dataset(0, sum(self.client_sizes)))
+
+    def train_dataloader(self):
+        return DataLoader(self.augmented, self.batch_size, shuffle=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "data", "callbacks"),
+    [
+        (WithMeter, ToyData, []),
+        (WithDeque, ToyData, []),
+        (WithArray, ToyData, []),
+        (WithNestedDicts, ToyData, []),
+        (WithGenerator, ToyData, []),
+        (Cached, ToyData, []),
+        (Marked, ToyData, [Marks()]),
+        (ToyModule, lambda: FederatedDataModule.from_datamodule(AugmentedData(), num_clients=5), []),
+    ],
+    ids=["meter", "deque", "array", "nested dicts", "own generator", "cached", "marked", "data's own generator"],
+)
+def test_state_that_nothing_can_see_gives_one_result(tmp_path, make, data, callbacks):
+    results = []
+    for devices in (1, "auto", "auto", "auto"):
+        _, module = fit(tmp_path, *callbacks, module=make(), data=data(), devices=devices, clients_per_round=5)
+        results.append(bits(module))
+    assert all(same(result, results[0]) for result in results[1:])
 
 
 class Failing(ToyModule):
@@ -409,34 +574,9 @@ class Failing(ToyModule):
         return super().training_step(batch, batch_idx)
 
 
-class Alone(ToyData):
-    """Notes how many threads fetch a batch at once."""
-
-    inside = largest = 0
-
-    def on_after_batch_transfer(self, batch, dataloader_idx):
-        Alone.inside += 1
-        Alone.largest = max(Alone.largest, Alone.inside)
-        time.sleep(0.002)
-        Alone.inside -= 1
-        return batch
-
-
-def test_a_dataset_is_in_one_thread_at_a_time(tmp_path):
-    fit(tmp_path, data=Alone(), devices="auto", clients_per_round=5)
-    assert Alone.largest == 1
-
-
-def test_a_data_module_may_say_that_it_is_thread_safe(tmp_path):
-    shared = Shared.now(NpzImages.__new__(NpzImages))
-    assert shared.fetching is not shared.lock
-    other = Shared.now(ToyData())
-    assert other.fetching is other.lock
-
-
 def test_an_exception_in_a_thread_ends_the_run_with_it_and_all_threads(tmp_path):
     before = threading.active_count()
-    loop = make_loop(tmp_path, devices="auto", clients_per_round=5)
+    loop = make_loop(tmp_path, client_backend="threads", clients_per_round=5)
     module = Failing()
     with pytest.raises(ZeroDivisionError, match="client trouble"):
         loop.fit(module, ToyData())
@@ -459,7 +599,7 @@ class Interrupting(Callback):
 def test_an_interrupt_in_mid_round_ends_all_threads_and_leaves_the_global_model(tmp_path):
     before = threading.active_count()
     module = ToyModule()
-    loop = make_loop(tmp_path, Interrupting(), devices="auto", clients_per_round=5)
+    loop = make_loop(tmp_path, Interrupting(), client_backend="threads", clients_per_round=5)
     with pytest.raises(KeyboardInterrupt):
         loop.fit(module, ToyData())
     assert threading.active_count() == before
@@ -475,13 +615,13 @@ class Diverging(ToyModule):
 
 @pytest.mark.parametrize("on_nonfinite", ["stop", "drop", "keep"])
 def test_updates_that_are_not_finite(tmp_path, on_nonfinite):
-    one, auto = both(tmp_path, Diverging, on_nonfinite=on_nonfinite)
-    assert_same(one, auto)
-    assert one[0].summary["stop_reason"] == auto[0].summary["stop_reason"]
+    one, many = both(tmp_path, Diverging, on_nonfinite=on_nonfinite)
+    assert_same(one, many)
+    assert one[0].summary["stop_reason"] == many[0].summary["stop_reason"]
 
 
 def test_the_record_has_the_time_that_threads_waited(tmp_path):
-    loop, _ = fit(tmp_path, devices="auto", clients_per_round=5)
+    loop, _ = fit(tmp_path, client_backend="threads", clients_per_round=5)
     for row in loop.record.rows():
         assert 0 < float(row["seconds_idle"]) < float(row["seconds_train"])
     loop, _ = fit(tmp_path, devices=1, clients_per_round=5)
@@ -489,7 +629,7 @@ def test_the_record_has_the_time_that_threads_waited(tmp_path):
 
 
 def test_the_threads_of_torch_are_as_before(tmp_path):
-    fit(tmp_path, devices="auto")
+    fit(tmp_path, client_backend="threads")
     assert torch.get_num_threads() == 3
     seen = []
     thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
@@ -507,7 +647,7 @@ def test_each_thread_has_its_share_of_torchs_threads(tmp_path):
             shares.add((threading.current_thread().name.startswith("client"), torch.get_num_threads()))
             return super().training_step(batch, batch_idx)
 
-    fit(tmp_path, module=Sharing(), devices="auto", clients_per_round=2, max_rounds=2)
+    fit(tmp_path, module=Sharing(), client_backend="threads", clients_per_round=2, max_rounds=2)
     assert shares == {(True, 3)}
 
 
@@ -517,10 +657,10 @@ def test_frozen_parameters_are_shared_by_the_copies(tmp_path):
     class Looking(Callback):
         def on_client_end(self, trainer, module, client):
             source = trainer.server.trainer
-            worker = Worker(source, Shared.now(), source._options)
+            worker = Worker(source, threading.Lock(), threading.Event())
             held.append((worker.module.net[0].weight is module.net[0].weight, worker.module.trainer is trainer))
 
-    fit(tmp_path, Looking(), module=Normed(), data=ToyData((6, 4)), devices="auto", max_rounds=1)
+    fit(tmp_path, Looking(), module=Normed(), data=ToyData((6, 4)), client_backend="threads", max_rounds=1)
     assert held == [(True, True)] * 2
 
 
@@ -529,35 +669,7 @@ def test_what_was_taken_is_kept_no_longer(tmp_path):
 
     class Looking(Callback):
         def on_client_end(self, trainer, module, client):
-            alive.append(sum(type(item) is Trained for item in gc.get_objects()))
+            alive.append(sum(type(item) is ClientResult for item in gc.get_objects()))
 
-    fit(tmp_path, Looking(), data=ToyData((6, 4, 7, 8, 3)), devices="auto", clients_per_round=5, max_rounds=1)
+    fit(tmp_path, Looking(), data=ToyData((6, 4, 7, 8, 3)), client_backend="threads", clients_per_round=5, max_rounds=1)
     assert alive[-1] == 0
-
-
-def test_large_blocks_go_back_to_the_system_sooner_where_threads_train(tmp_path, monkeypatch):
-    told = []
-    for module in (backends, threaded):
-        monkeypatch.setattr(module, "return_large_blocks", told.append)
-    fit(tmp_path, devices="auto", max_rounds=1)
-    assert told == [ALONE, TOGETHER]
-    told.clear()
-    fit(tmp_path, module=Dropping(), devices="auto", max_rounds=1)
-    assert told == [ALONE, TOGETHER, ALONE]
-
-
-@pytest.mark.parametrize("returns_blocks", [True, False])
-def test_pools_are_emptied_between_clients_where_blocks_stay_in_them(tmp_path, monkeypatch, returns_blocks):
-    asked = []
-    monkeypatch.setattr(threaded, "return_large_blocks", lambda pools: returns_blocks)
-    monkeypatch.setattr(threaded, "release_memory", lambda last: asked.append(last) or 0.0)
-    fit(tmp_path, data=ToyData((6, 4, 7)), devices="auto", clients_per_round=3, max_rounds=1)
-    assert len(asked) == (1 if returns_blocks else 4)
-
-
-def test_who_gets_threads(tmp_path):
-    fabric = make_loop(tmp_path).fabric
-    assert client_threads("auto", fabric) == 3
-    assert client_threads(1, fabric) == 1
-    torch.set_num_threads(1)
-    assert client_threads("auto", fabric) == 1

@@ -104,8 +104,6 @@ class ArrayDataModule(FederatedDataModule):
         ValueError: if an argument is out of range.
     """
 
-    is_thread_safe = True
-
     def __init__(
         self,
         num_classes: int,

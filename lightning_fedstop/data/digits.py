@@ -36,6 +36,8 @@ class Digits(ArrayDataModule):
     [325, 324, 324, 324]
     """
 
+    is_thread_safe = True
+
     def __init__(
         self,
         num_clients: int = 20,

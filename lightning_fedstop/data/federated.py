@@ -18,6 +18,7 @@ from lightning_fedstop.data._labels import dataset_labels
 from lightning_fedstop.data.partition import Partition
 from lightning_fedstop.data.skew import Skew
 from lightning_fedstop.seeding import resolve_seed
+from lightning_fedstop.thread_safety import declares_thread_safety
 
 
 class FederatedDataModule(LightningDataModule):
@@ -192,6 +193,11 @@ class Federated(FederatedDataModule):
         if name in ("num_classes", "in_chans", "image_size", "class_names") and "datamodule" in vars(self):
             return getattr(self.datamodule, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def is_thread_safe(self) -> bool:
+        """Several threads may read it at once if the wrapped data module declares it of itself."""
+        return declares_thread_safety(self.datamodule)
 
     @property
     def trainer(self) -> Any:

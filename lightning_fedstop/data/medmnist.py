@@ -47,6 +47,8 @@ class MedMNIST(ArrayDataModule):
     (7, 3, 64, 'dermamnist_64.npz')
     """
 
+    is_thread_safe = True
+
     def __init__(
         self,
         dataset: str = "bloodmnist",

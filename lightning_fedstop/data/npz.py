@@ -36,6 +36,8 @@ class NpzImages(ArrayDataModule):
         ValueError: if the file is unreadable or not of this layout, or an argument is out of range.
     """
 
+    is_thread_safe = True
+
     def __init__(
         self,
         path: str | Path,

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -15,10 +16,19 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from lightning_fedstop.models._backbone import build_backbone, exchange_layers, nearest_size, takes
+from lightning_fedstop.models._chance import draws, has_hooks
 from lightning_fedstop.models._compiled import check_compiler, compile_blocks, is_transformed
 
 _RESERVED = {"pretrained", "num_classes", "in_chans", "features_only", "checkpoint_path", "pretrained_cfg_overlay"}
+_SIZES_LOCK = Lock()
 Batch = tuple[Tensor, Tensor]
+
+
+class _Sizes(dict[tuple[int, int], tuple[int, int]]):
+    """Sizes to which images are resized; the copies of a model share them."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Sizes":
+        return self
 
 
 class ImageClassifier(LightningModule):
@@ -118,9 +128,14 @@ class ImageClassifier(LightningModule):
             if backbone.startswith("convnext"):
                 exchange_layers(self.backbone, where_compiled=True)
             compile_blocks(self.backbone)
-        self._sizes: dict[tuple[int, int], tuple[int, int]] = {}
+        self._sizes = _Sizes()
         self.val_metrics = _metrics(num_classes, "val_")
         self.test_metrics = _metrics(num_classes, "test_")
+
+    @property
+    def is_thread_safe(self) -> bool:
+        """Several threads may each train a copy: nothing in it draws random numbers, is compiled or has hooks."""
+        return not self.hparams["compile"] and not any(draws(m) or has_hooks(m) for m in self.modules())
 
     def setup(self, stage: str) -> None:
         """Refuse data of more classes, or other channels, than the model has.
@@ -168,7 +183,8 @@ class ImageClassifier(LightningModule):
         given = (images.shape[2], images.shape[3])
         size = self._sizes.get(given)
         if size is None:
-            size = self._sizes[given] = self._size_for(given)
+            with _SIZES_LOCK:  # Threads that train copies ask at the same time.
+                size = self._sizes[given] = self._sizes.get(given) or self._size_for(given)
         if size == given:
             return images
         return F.interpolate(images, size, mode="bilinear", antialias=size[0] < given[0] or size[1] < given[1])
