@@ -1,8 +1,21 @@
-"""The argument parser of commands that do not train."""
+"""What the parsers of commands that do not train share."""
 
 import argparse
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
+
+# What a file of another tool may have under names of its own.
+NAMED_COLUMNS = (
+    "round",
+    "distance",
+    "val_loss",
+    "val_acc",
+    "test_acc",
+    "consensus/shift",
+    "consensus/mean_norm",
+    "consensus/dispersion",
+)
 
 
 class SentenceParser(argparse.ArgumentParser):
@@ -12,3 +25,35 @@ class SentenceParser(argparse.ArgumentParser):
         """Exit with code 2 after one sentence."""
         sys.stderr.write(f"{self.prog}: error: {message.rstrip('.')}; see `{self.prog} --help`.\n")
         raise SystemExit(2)
+
+
+def add_table_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say how another tool's files are read."""
+    parser.add_argument(
+        "--column",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="OURS=THEIRS",
+        help=f"names of columns in files of other tools; ours are {', '.join(NAMED_COLUMNS)}",
+    )
+    parser.add_argument("--zero_based", action="store_true", help="the files count rounds from 0")
+
+
+def column_names(pairs: Sequence[str]) -> dict[str, str]:
+    """Our name of a column -> its name in the files, from the option's ``OURS=THEIRS``.
+
+    Raises:
+        ValueError: If a pair is none, or names a column that is not ours or was named before.
+    """
+    names: dict[str, str] = {}
+    for pair in pairs:
+        ours, _, theirs = pair.partition("=")
+        if not theirs:
+            raise ValueError(f"--column takes OURS=THEIRS, as in `--column round=t`, got {pair!r}.")
+        if ours not in NAMED_COLUMNS:
+            raise ValueError(f"--column {pair}: there is no column {ours!r} here; ours are {', '.join(NAMED_COLUMNS)}.")
+        if ours in names:
+            raise ValueError(f"--column names {ours!r} twice, {names[ours]!r} and {theirs!r}.")
+        names[ours] = theirs
+    return names

@@ -14,21 +14,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from lightning_fedstop._cli_parser import add_table_options, column_names
 from lightning_fedstop.records.reader import ROUNDS_FILE, Record, read_records
 from lightning_fedstop.records.replay import RULES, SHIFTS, VARIANTS, Stop, replay_table
 
 COLUMNS = ("run", "rule", "threshold", "patience", "stop_round", "share_used", "accuracy")
-# What a file of another tool may have under names of its own.
-NAMED_COLUMNS = (
-    "round",
-    "distance",
-    "val_loss",
-    "val_acc",
-    "test_acc",
-    "consensus/shift",
-    "consensus/mean_norm",
-    "consensus/dispersion",
-)
 _FORMAT_OF_SUFFIX = {".csv": "csv", ".md": "markdown", ".tex": "latex"}
 _LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {"~": r"\textasciitilde{}", "^": r"\^{}", "\\": r"\textbackslash{}"}
 _PROG = "fedstop replay"
@@ -62,7 +52,7 @@ def main(argv: list[str]) -> None:
     """
     args = _parser().parse_args(argv)
     try:
-        columns = _column_names(args.column)
+        columns = column_names(args.column)
         records = read_records(args.run, columns, args.zero_based, args.budget, say=_note)
         for record in records:
             for note in record.notes:
@@ -176,15 +166,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--min_rounds", type=_count, default=0, metavar="R", help="no stop before this round (default 0)")
     add("--variant", choices=VARIANTS, default="paper", help="of the rule task_vector (default paper)")
     add("--shift", choices=SHIFTS, default="mean_vector", help="of the rule consensus (default mean_vector)")
-    add(
-        "--column",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="OURS=THEIRS",
-        help=f"names of columns in files of other tools; ours are {', '.join(NAMED_COLUMNS)}",
-    )
-    add("--zero_based", action="store_true", help="the files count rounds from 0")
+    add_table_options(parser)
     return parser
 
 
@@ -205,20 +187,6 @@ def _count(text: str) -> int:
 def _no_number(text: str, kind: str) -> str:
     hint = "; runs come before the options" if os.path.exists(text) else ""
     return f"must be {kind}, got {text!r}{hint}"
-
-
-def _column_names(pairs: Sequence[str]) -> dict[str, str]:
-    names: dict[str, str] = {}
-    for pair in pairs:
-        ours, _, theirs = pair.partition("=")
-        if not theirs:
-            raise ValueError(f"--column takes OURS=THEIRS, as in `--column round=t`, got {pair!r}.")
-        if ours not in NAMED_COLUMNS:
-            raise ValueError(f"--column {pair}: there is no column {ours!r} here; ours are {', '.join(NAMED_COLUMNS)}.")
-        if ours in names:
-            raise ValueError(f"--column names {ours!r} twice, {names[ours]!r} and {theirs!r}.")
-        names[ours] = theirs
-    return names
 
 
 def _write(path: Path, text: str, given: Sequence[str], records: Sequence[Record]) -> None:

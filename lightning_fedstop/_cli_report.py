@@ -2,7 +2,7 @@
 
 import sys
 
-from lightning_fedstop._cli_parser import SentenceParser
+from lightning_fedstop._cli_parser import SentenceParser, add_table_options, column_names
 from lightning_fedstop.records.reader import read_records
 from lightning_fedstop.records.report import PATIENCES, THRESHOLDS, write_report
 
@@ -25,6 +25,7 @@ def _parser() -> SentenceParser:
         "--figures", metavar="DIR", help="folder of the SVG and PDF files (default: OUT without its ending, `_figures`)"
     )
     add("--title", help="title of the page")
+    add_table_options(parser)
     return parser
 
 
@@ -36,7 +37,7 @@ def main(argv: list[str]) -> None:
     """Read the runs, write the page and its figures, and say where they are."""
     args = _parser().parse_args(argv)
     notes: list[str] = []
-    records = read_records(args.runs, say=notes.append)
+    records = read_records(args.runs, column_names(args.column), args.zero_based, say=notes.append)
     report = write_report(
         records,
         args.out,

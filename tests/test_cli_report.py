@@ -51,6 +51,15 @@ def test_a_run_that_cannot_be_read_is_told_and_left_out(undrawn, run, tmp_path, 
     assert "version_1 is left out" in (tmp_path / "r.html").read_text(encoding="utf-8")
 
 
+def test_columns_of_another_tool(undrawn, tmp_path, capsys):
+    log = tmp_path / "log.csv"
+    log.write_text("t,dist\n" + "".join(f"{t},{1 + t**0.3}\n" for t in range(30)))
+    options = ["--column", "round=t", "distance=dist", "--zero_based", "--out", str(tmp_path / "r.html")]
+    main(["report", str(log), *options])
+    assert "task vector not by round 30" in (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "there is no column 'dist'" in refusal(capsys, "report", str(log), "--column", "dist=distance")
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -75,7 +75,7 @@ def write_report(
     settings = _settings(runs, threshold, patience, thresholds, patiences)
     folder = Path(figures) if figures is not None else page_path.with_name(f"{page_path.stem}_figures")
     page = build_page(runs, settings, title, notes)
-    text = page.html()
+    text = page.html
     try:
         page_path.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(parents=True, exist_ok=True)

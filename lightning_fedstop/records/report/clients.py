@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lightning_fedstop.records.partition_record import PartitionCounts
-from lightning_fedstop.records.report.markup import Content, table
 from lightning_fedstop.records.report.numbers import number
-from lightning_fedstop.records.report.picture import NARROW, Picture
+from lightning_fedstop.records.report.picture import WIDTHS, Picture
 from lightning_fedstop.records.report.style import light
+from lightning_fedstop.records.report.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,7 +64,7 @@ def _draw(width: float, partition: PartitionCounts, order: Sequence[int], sorted
     figure = Figure(figsize=(width, 1.9 + (rows + 0.6 if classes else 0.0)), layout="constrained")
     if classes:
         top, below = figure.subplots(2, 1, sharex=True, height_ratios=[1.1, rows])
-        _draw_classes(figure, below, partition, order, narrow=width <= NARROW)
+        _draw_classes(figure, below, partition, order, narrow=width <= WIDTHS["narrow"])
     else:
         top = below = figure.subplots()
     sizes = [partition.sizes[m] for m in order]
@@ -158,9 +158,9 @@ def _description(partition: PartitionCounts) -> str:
     )
 
 
-def _numbers(partition: PartitionCounts, title: str) -> Content:
+def _numbers(partition: PartitionCounts, title: str) -> Table:
     header = ["client", "samples", *(partition.class_names if partition.counts else [])]
     counts = partition.counts or [[] for _ in partition.sizes]
     rows = [[m, size, *row] for m, (size, row) in enumerate(zip(partition.sizes, counts, strict=True))]
     more = f" (the first {_MOST_ROWS} clients)" if len(rows) > _MOST_ROWS else ""
-    return table(title + more, header, rows[:_MOST_ROWS], align="r" * len(header))
+    return Table(title + more, header, rows[:_MOST_ROWS], "r" * len(header))

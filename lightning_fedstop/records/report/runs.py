@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning_fedstop.records.reader import Record
 from lightning_fedstop.records.replay import RULES, Stop, available_rules, in_percent, replay
-from lightning_fedstop.records.report import configuration
+from lightning_fedstop.records.report import configuration, numbers
 from lightning_fedstop.stopping.criterion import growth_rate
 
 RULE_NAMES = {
@@ -128,6 +128,25 @@ class Run:
             self._stops[key] = replay(self.record, rule, threshold, patience) if rule in self.rules else None
         return self._stops[key]
 
+    def share_of(self, rule: str, threshold: float, patience: int) -> float | None:
+        """Percent of the budget at a stop; 100 without one in a whole record, ``None`` in one that ends earlier."""
+        stop = self.stop(rule, threshold, patience)
+        return None if stop is None or math.isnan(stop.share_used) else 100 * stop.share_used
+
+    def accuracy_of(self, rule: str, threshold: float, patience: int) -> float | None:
+        """Test accuracy in percent at a stop; that of the summary where the run itself ended there."""
+        stop = self.stop(rule, threshold, patience)
+        if stop is not None and stop.accuracy is None and self.is_over and self.stop_round == stop.stop_round:
+            return self.test_accuracy
+        return None if stop is None else stop.accuracy
+
+    def is_beginning_of(self, other: Run) -> bool:
+        """Whether the other run went on from this one: its first rows are this one's."""
+        mine, theirs = (
+            list(zip(run.record.rounds, run.record.columns.get("distance", []), strict=False)) for run in (self, other)
+        )
+        return not self.is_over and 0 < len(mine) <= len(theirs) and theirs[: len(mine)] == mine
+
 
 @dataclass
 class Group:
@@ -154,6 +173,41 @@ class Group:
         """One stop for each run that holds what the rule needs."""
         found = [run.stop(rule, threshold, patience) for run in self.runs]
         return [stop for stop in found if stop is not None]
+
+    def rounds_text(self, rule: str, threshold: float, patience: int) -> str | None:
+        """The stop rounds of a rule: mean and standard deviation, or how far the records go without a stop."""
+        stops = self.stops(rule, threshold, patience)
+        rounds = [stop.stop_round for stop in stops if stop.stop_round is not None]
+        if not stops:
+            return None
+        if not rounds:
+            return f"not by round {max(run.last_round for run in self.runs)}"
+        text = str(numbers.rounds(rounds))
+        return text if len(rounds) == len(stops) else f"{text} ({len(rounds)} of {len(stops)} runs)"
+
+    def repeated_seeds(self) -> list[str]:
+        """A sentence for each seed that several runs have: their spread says nothing about chance."""
+        by_seed: dict[int, list[str]] = {}
+        for run in self.runs:
+            if (seed := configuration.seed(run.config)) is not None:
+                by_seed.setdefault(seed, []).append(run.name)
+        return [
+            f"{', '.join(names)} have one configuration and the same seed {seed}: they are no independent repetitions."
+            for seed, names in by_seed.items()
+            if len(names) > 1
+        ]
+
+
+def without_beginnings(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
+    """The runs without those that others have gone on from, and a sentence on each of these."""
+    continued = {
+        run.name: other.name
+        for run in runs
+        for other in runs
+        if other is not run and other.last_round > run.last_round and run.is_beginning_of(other)
+    }
+    kept = [run for run in runs if run.name not in continued]
+    return kept, [f"{name} is left out: {other} is its continuation." for name, other in continued.items()]
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:

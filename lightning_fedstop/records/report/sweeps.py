@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lightning_fedstop.records.report import configuration
-from lightning_fedstop.records.report.markup import Content, table
 from lightning_fedstop.records.report.numbers import finite, is_value, mean, mean_and_spread, percent, spread
-from lightning_fedstop.records.report.picture import NARROW, Picture
+from lightning_fedstop.records.report.picture import WIDTHS, Picture, described
 from lightning_fedstop.records.report.runs import Group, Run
 from lightning_fedstop.records.report.style import DASHES, MARKERS, SERIES, light
+from lightning_fedstop.records.report.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,266 +18,199 @@ if TYPE_CHECKING:
 
 _MOST_PANELS = 6
 _FEW_METHODS = 4
+_BASELINE = ", better of the validation rules"
 
-
-@dataclass
-class Series:
-    """The values of several runs at each place of the horizontal axis."""
-
-    label: str
-    values: dict[float, list[float]] = field(default_factory=dict)
-    baseline: bool = False
-    missing: int = 0
-
-    def add(self, x: float, value: float | None) -> None:
-        """Take one run's value, if there is one, and count it as missing if not."""
-        if value is not None and math.isfinite(value):
-            self.values.setdefault(x, []).append(value)
-        else:
-            self.missing += 1
-
-
-@dataclass
-class Panel:
-    """Axes of their own for one data set and skew."""
-
-    title: str
-    series: list[Series]
+Series: TypeAlias = "dict[float, list[float | None]]"
+"""For each place of the horizontal axis, a value for each run."""
+Panels: TypeAlias = "dict[str, dict[str, Series]]"
+"""For each title of a panel, its lines by label."""
 
 
 def share_against_degree(groups: Sequence[Group], threshold: float, patience: int) -> Picture | str:
     """Share of the budget against c, a line for configurations alike in all else; or why there is nothing to show."""
-    lines: dict[str, tuple[str, list[tuple[float, Group]]]] = {}
+    alike: dict[str, list[tuple[float, Group]]] = {}
     for group in groups:
-        kind, degree = configuration.skew(group.config) or ("", None)
+        _, degree = configuration.skew(group.config) or ("", None)
         if degree is not None:
-            alike = repr(sorted(configuration.without_degree(group.settings).items()))
-            lines.setdefault(alike, (kind, []))[1].append((degree, group))
-    panels: dict[str, Panel] = {}
-    for kind, members in lines.values():
-        if len({degree for degree, _ in members}) < 2:
-            continue
-        series = Series(_name_without_skew(members[0][1], groups))
+            key = repr(sorted(configuration.without_degree(group.settings).items()))
+            alike.setdefault(key, []).append((degree, group))
+    panels: Panels = {}
+    for members in alike.values():
+        kind, _ = configuration.skew(members[0][1].config) or ("", None)
+        series: Series = {}
         for degree, group in members:
-            for run in group.runs:
-                series.add(degree, share_of(run, "task_vector", threshold, patience))
-        if len(series.values) > 1:
-            panels.setdefault(kind, Panel(f"Skew: {kind}", [])).series.append(series)
-    if not panels:
-        return "no runs are given that differ only in their skew's c, and whose records decide the task-vector rule."
+            series.setdefault(degree, []).extend(run.share_of("task_vector", threshold, patience) for run in group.runs)
+        panels.setdefault(f"Skew: {kind}", {})[_name_without_skew(members[0][1])] = series
     return _picture(
         "share-against-c",
         f"Share of the budget against the degree of skew c ({is_value('τ', threshold)}, {is_value('ρ', patience)})",
-        list(panels.values()),
-        "c",
-        "share of the budget used (%)",
+        panels,
+        ("c", "share of the budget used (%)"),
+        "no runs are given that differ only in their skew's c, and whose records decide the task-vector rule.",
     )
 
 
 def accuracy_against_threshold(groups: Sequence[Group], thresholds: Sequence[float], patience: int) -> Picture | str:
-    """Test accuracy at the stop against tau, a line a method; or why there is nothing to show."""
-    if len(set(thresholds)) < 2:
-        return "one threshold alone makes no curve."
+    """Test accuracy at the stop against tau, a line for each method; or why there is nothing to show."""
 
     def own(run: Run, threshold: float) -> float | None:
-        return accuracy_of(run, "task_vector", threshold, patience)
+        return run.accuracy_of("task_vector", threshold, patience)
 
     def baseline(run: Run, threshold: float) -> float | None:
-        rules = ("val_loss", "val_acc")
-        return max(finite([accuracy_of(run, rule, threshold, patience) for rule in rules]), default=None)
+        return max(
+            finite([run.accuracy_of(rule, threshold, patience) for rule in ("val_loss", "val_acc")]), default=None
+        )
 
-    panels = _panels(groups, thresholds, own, baseline)
-    if not panels:
-        return "no run recorded its test accuracy in two of the rounds where the thresholds stop it."
     return _picture(
         "accuracy-against-threshold",
         f"Test accuracy at the stop against the threshold τ ({is_value('ρ', patience)})",
-        panels,
-        "threshold τ",
-        "test accuracy at the stop (%)",
+        _by_method(groups, thresholds, own, baseline),
+        ("threshold τ", "test accuracy at the stop (%)"),
+        "no run recorded its test accuracy in two of the rounds where the thresholds stop it.",
     )
 
 
 def share_against_patience(groups: Sequence[Group], threshold: float, patiences: Sequence[int]) -> Picture | str:
-    """Share of the budget against rho, a line a method; or why there is nothing to show."""
-    if len(set(patiences)) < 2:
-        return "one patience alone makes no curve."
+    """Share of the budget against rho, a line for each method; or why there is nothing to show."""
 
     def share(run: Run, patience: float) -> float | None:
-        return share_of(run, "task_vector", threshold, int(patience))
+        return run.share_of("task_vector", threshold, int(patience))
 
-    panels = _panels(groups, patiences, share, None)
-    if not panels:
-        return "no record is long enough for two of the patiences."
     return _picture(
         "share-against-patience",
         f"Share of the budget against the patience ρ ({is_value('τ', threshold)})",
-        panels,
-        "patience ρ",
-        "share of the budget used (%)",
+        _by_method(groups, patiences, share),
+        ("patience ρ", "share of the budget used (%)"),
+        "no record is long enough for two of the patiences.",
     )
 
 
-def share_of(run: Run, rule: str, threshold: float, patience: int) -> float | None:
-    """Percent of the budget at the stop; 100 without a stop in a whole record, ``None`` in one that ends earlier."""
-    stop = run.stop(rule, threshold, patience)
-    return None if stop is None or math.isnan(stop.share_used) else 100 * stop.share_used
-
-
-def accuracy_of(run: Run, rule: str, threshold: float, patience: int) -> float | None:
-    """Test accuracy in percent at the stop; that of the summary where the run itself ended there."""
-    stop = run.stop(rule, threshold, patience)
-    if stop is None:
-        return None
-    if stop.accuracy is None and run.is_over and run.stop_round == stop.stop_round:
-        return run.test_accuracy
-    return stop.accuracy
-
-
-def _panels(
+def _by_method(
     groups: Sequence[Group],
     places: Sequence[float],
     value: Callable[[Run, float], float | None],
-    baseline: Callable[[Run, float], float | None] | None,
-) -> list[Panel]:
-    """A panel a data set and skew, a line a method: the mean over all runs of that method there."""
+    baseline: Callable[[Run, float], float | None] | None = None,
+) -> Panels:
+    """A panel for each data set and skew, a line for each method over all of its runs there."""
     members: dict[str, dict[str, list[Run]]] = {}
     for group in groups:
         where = [configuration.data_set(group.config), configuration.skew_text(group.config)]
         title = ", ".join(part for part in where if part) or "No configuration"
         method = configuration.method(group.config) or group.label
         members.setdefault(title, {}).setdefault(method, []).extend(group.runs)
-    panels = []
+    panels: Panels = {}
     for title, methods in members.items():
-        wanted = [(value, "", False)]
-        if baseline is not None and len(methods) <= _FEW_METHODS:
-            wanted.append((baseline, ", better of the validation rules", True))
-        lines = []
-        for method, runs in methods.items():
-            for function, suffix, is_baseline in wanted:
-                series = Series(method + suffix, baseline=is_baseline)
-                for place in sorted(set(places)):
-                    for run in runs:
-                        series.add(place, function(run, place))
-                lines.append(series)
-        lines = [series for series in lines if len(series.values) > 1]
-        if any(not series.baseline for series in lines):
-            panels.append(Panel(title, lines))
+        wanted = {"": value} | ({_BASELINE: baseline} if baseline and len(methods) <= _FEW_METHODS else {})
+        panels[title] = {
+            method + suffix: {place: [function(run, place) for run in runs] for place in sorted(set(places))}
+            for method, runs in methods.items()
+            for suffix, function in wanted.items()
+        }
     return panels
 
 
-def _name_without_skew(group: Group, groups: Sequence[Group]) -> str:
-    parts = [configuration.method(group.config), configuration.data_set(group.config)]
-    words = ", ".join(part for part in parts if part)
-    # What else tells configurations apart stands behind the skew in their labels.
+def _name_without_skew(group: Group) -> str:
+    """The configuration's name, without what the horizontal axis shows."""
+    words = [configuration.method(group.config), configuration.data_set(group.config)]
     text = configuration.skew_text(group.config)
-    rest = group.label.partition(text)[2].strip(", ") if text and text in group.label else ""
-    return words + (f", {rest}" if rest else "")
+    words.append(group.label.partition(text)[2].strip(", ") if text and text in group.label else "")
+    return ", ".join(word for word in words if word)
 
 
-def _picture(name: str, title: str, panels: list[Panel], xlabel: str, ylabel: str) -> Picture:
-    shown = panels[:_MOST_PANELS]
-    left_out = f" The first {len(shown)} of {len(panels)} settings are drawn." if len(panels) > len(shown) else ""
-    several = any(len(values) > 1 for panel in shown for series in panel.series for values in series.values.values())
-    spread_note = " Points are means over runs, bars their standard deviation." if several else ""
-    missing = sum(series.missing for panel in shown for series in panel.series)
-    missing_note = f" {missing} values are missing: the record ends before the stop, or lacks them." if missing else ""
+def _picture(name: str, title: str, panels: Panels, axes: tuple[str, str], reason: str) -> Picture | str:
+    """The figure of those lines that have values at two places, or the reason why there is none."""
+    missing = sum(value is None for lines in panels.values() for s in lines.values() for v in s.values() for value in v)
+    known = {
+        panel: {label: values for label, series in lines.items() if len(values := _known(series)) > 1}
+        for panel, lines in panels.items()
+    }
+    known = {panel: lines for panel, lines in known.items() if any(_BASELINE not in label for label in lines)}
+    if not known:
+        return reason
+    shown = dict(list(known.items())[:_MOST_PANELS])
+    caption = f"{title}."
+    if any(len(values) > 1 for lines in shown.values() for series in lines.values() for values in series.values()):
+        caption += " Points are means over runs, bars their standard deviation."
+    if missing:
+        caption += f" {missing} values are missing: the record ends before the stop, or lacks them."
+    if len(shown) < len(known):
+        caption += f" The first {len(shown)} of {len(known)} settings are drawn."
+    means = {
+        f"{panel}, {label}": {x: mean(values) or 0.0 for x, values in series.items()}
+        for panel, lines in shown.items()
+        for label, series in lines.items()
+    }
 
     def draw(width: float) -> Figure:
-        return _draw(width, shown, xlabel, ylabel)
+        return _draw(width, shown, *axes)
 
-    return Picture(
-        name,
-        title,
-        _description(shown, xlabel),
-        draw,
-        _numbers(panels, title, xlabel),
-        f"{title}.{spread_note}{missing_note}{left_out}",
-    )
+    return Picture(name, title, described(means, percent), draw, _numbers(known, title, axes[0]), caption)
 
 
-def _draw(width: float, panels: Sequence[Panel], xlabel: str, ylabel: str) -> Figure:
+def _known(series: Series) -> dict[float, list[float]]:
+    return {place: known for place in sorted(series) if (known := finite(series[place]))}
+
+
+def _draw(
+    width: float, panels: Mapping[str, Mapping[str, Mapping[float, list[float]]]], xlabel: str, ylabel: str
+) -> Figure:
     from matplotlib.figure import Figure
 
-    columns = 1 if width <= NARROW else min(3, len(panels))
+    narrow = width <= WIDTHS["narrow"]
+    columns = 1 if narrow else min(3, len(panels))
     rows = -(-len(panels) // columns)
-    looks = _looks(panels)
-    legend_columns = 1 if width <= NARROW else 3
-    entries = {series.label for panel in panels for series in panel.series}
-    figure = Figure(figsize=(width, 2.5 * rows + 0.19 * -(-len(entries) // legend_columns) + 0.4), layout="constrained")
+    methods = list(dict.fromkeys(label.removesuffix(_BASELINE) for lines in panels.values() for label in lines))
+    labels = {label for lines in panels.values() for label in lines}
+    height = 2.5 * rows + 0.19 * -(-len(labels) // (1 if narrow else 3)) + 0.4
+    figure = Figure(figsize=(width, height), layout="constrained")
     grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
-    for axes, panel in zip(grid.flat, panels, strict=False):
-        _draw_panel(axes, panel, looks)
-        if len(panels) > 1:
-            axes.set_title(panel.title)
-    for index, axes in enumerate(grid.flat):
-        if index >= len(panels):
-            axes.set_axis_off()
-        elif index + columns >= len(panels):
-            axes.set_xlabel(xlabel)
-    figure.supylabel(ylabel, fontsize=9)
     handles: dict[str, Any] = {}
-    for axes in grid.flat:
+    for axes, (title, lines) in zip(grid.flat, panels.items(), strict=False):
+        _draw_panel(axes, lines, methods)
+        axes.set_title(title if len(panels) > 1 else "")
+        axes.set_xlabel(xlabel)
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    figure.legend(list(handles.values()), list(handles), loc="outside lower left", ncols=legend_columns)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_axis_off()
+    figure.supylabel(ylabel, fontsize=9)
+    figure.legend(list(handles.values()), list(handles), loc="outside lower left", ncols=1 if narrow else 3)
     return figure
 
 
-def _looks(panels: Sequence[Panel]) -> dict[str, int]:
-    """A number a method, the same in every panel; a baseline shares that of its method."""
-    names = dict.fromkeys(series.label.partition(", better")[0] for panel in panels for series in panel.series)
-    return {name: index for index, name in enumerate(names)}
-
-
-def _draw_panel(axes: Axes, panel: Panel, looks: Mapping[str, int]) -> None:
-    places = sorted({x for series in panel.series for x in series.values})
-    for number, series in enumerate(panel.series):
-        index = looks[series.label.partition(", better")[0]]
+def _draw_panel(axes: Axes, lines: Mapping[str, Mapping[float, list[float]]], methods: Sequence[str]) -> None:
+    places = sorted({x for series in lines.values() for x in series})
+    for number, (label, series) in enumerate(lines.items()):
+        index, is_baseline = methods.index(label.removesuffix(_BASELINE)), label.endswith(_BASELINE)
         colour = light(SERIES[index % len(SERIES)])
         # Side by side, so that bars of the same place can be told apart.
-        shift = 0.05 * (number - (len(panel.series) - 1) / 2) if len(panel.series) <= 8 else 0.0
-        known = [x for x in places if x in series.values]
+        shift = 0.05 * (number - (len(lines) - 1) / 2) if len(lines) <= 8 else 0.0
+        several = any(len(values) > 1 for values in series.values())
         axes.errorbar(
-            [places.index(x) + shift for x in known],
-            [mean(series.values[x]) or 0.0 for x in known],
-            yerr=[spread(series.values[x]) or 0.0 for x in known]
-            if any(len(series.values[x]) > 1 for x in known)
-            else None,
+            [places.index(x) + shift for x in series],
+            [mean(values) or 0.0 for values in series.values()],
+            yerr=[spread(values) or 0.0 for values in series.values()] if several else None,
             color=colour,
             marker=MARKERS[index % len(MARKERS)],
-            markerfacecolor="none" if series.baseline else colour,
-            linestyle=(0, (4, 2)) if series.baseline else DASHES[index // len(SERIES) % len(DASHES)],
-            linewidth=1.0 if series.baseline else 1.5,
+            markerfacecolor="none" if is_baseline else colour,
+            linestyle=(0, (4, 2)) if is_baseline else DASHES[index // len(SERIES) % len(DASHES)],
+            linewidth=1.0 if is_baseline else 1.5,
             elinewidth=1.0,
             capsize=2.5,
-            label=series.label,
+            label=label,
         )
     axes.set_xticks(range(len(places)), [f"{x:g}" for x in places])
     axes.set_xlim(-0.35, len(places) - 0.65)
-    axes.set_ylim(bottom=0) if max(_tops(panel)) < 60 else None
+    if max(value for series in lines.values() for values in series.values() for value in values) < 60:
+        axes.set_ylim(bottom=0)
 
 
-def _tops(panel: Panel) -> list[float]:
-    return [value for series in panel.series for values in series.values.values() for value in values]
-
-
-def _description(panels: Sequence[Panel], xlabel: str) -> str:
-    parts = []
-    for panel in panels:
-        for series in panel.series:
-            known = sorted(series.values)
-            ends = [(f"{x:g}", percent(mean(series.values[x]))) for x in (known[0], known[-1])]
-            parts.append(f"{panel.title}, {series.label}: {ends[0][1]} at {ends[0][0]}, {ends[1][1]} at {ends[1][0]}.")
-    return f"Lines over {xlabel}. " + " ".join(parts)
-
-
-def _numbers(panels: Sequence[Panel], title: str, xlabel: str) -> Content:
-    places = sorted({x for panel in panels for series in panel.series for x in series.values})
+def _numbers(panels: Mapping[str, Mapping[str, Mapping[float, list[float]]]], title: str, xlabel: str) -> Table:
+    places = sorted({x for lines in panels.values() for series in lines.values() for x in series})
     rows = [
-        [panel.title, series.label, *(mean_and_spread(series.values.get(x, []), unit="%") for x in places)]
-        for panel in panels
-        for series in panel.series
+        [panel, label, *(mean_and_spread(series.get(x, []), unit="%") for x in places)]
+        for panel, lines in panels.items()
+        for label, series in lines.items()
     ]
     header = ["Setting", "Line", *(f"{x:g}" for x in places)]
-    return table(title, header, rows, align="ll" + "r" * len(places), groups=[("", 2), (xlabel, len(places))])
+    return Table(title, header, rows, "ll" + "r" * len(places), [("", 2), (xlabel, len(places))])

@@ -7,7 +7,6 @@ import pytest
 from lightning_fedstop.records.partition_record import PARTITION_FILE
 from lightning_fedstop.records.reader import read_records
 from lightning_fedstop.records.report import write_report
-from lightning_fedstop.records.report.markup import tag
 from lightning_fedstop.records.report.picture import Picture
 from tests.records.report.browser import Browser, find_browser
 from tests.records.report.made import config, rows, summary, write_run
@@ -27,7 +26,7 @@ def with_partition(folder):
 
 def draw_nothing(monkeypatch):
     """Figures as their texts and tables alone, which takes no time."""
-    monkeypatch.setattr(Picture, "html", lambda self: tag("figure", self.title, self.description, self.table))
+    monkeypatch.setattr(Picture, "svg", lambda self, kind: self.description)
     monkeypatch.setattr(Picture, "write", lambda self, folder: [])
 
 

@@ -35,7 +35,7 @@ def test_it_renders_without_complaint(show, browser, compared, width):
 def test_each_figure_is_there_once(show, browser, width):
     show(width)
     boxes = browser.evaluate(BOXES)
-    assert len(boxes) == 7
+    assert len(boxes) == 8
     for drawings in boxes:
         assert len(drawings) == 1
         assert drawings[0][0] > 0.8 * min(width, 900) - 50
@@ -86,3 +86,12 @@ def test_an_image_of_a_figure_stands_alone(browser, compared, tmp_path):
     browser.show(svg, 800)
     assert browser.evaluate("document.documentElement.getBoundingClientRect().width") > 300
     assert browser.complaints == []
+
+
+def test_tables_on_runs_fit_a_laptop(show, browser):
+    show(1100)
+    cut = browser.evaluate(
+        "[...document.querySelectorAll('.scroll')].filter(box => box.scrollWidth > box.clientWidth)"
+        ".map(box => box.getAttribute('aria-label'))"
+    )
+    assert not {"The runs and how they ended", "What the runs cost, all rounds together"}.intersection(cut)

@@ -1,7 +1,7 @@
 import pytest
 
 from lightning_fedstop.records.reader import read_record
-from lightning_fedstop.records.report.curves import curves_picture, mean_curve, stop_words
+from lightning_fedstop.records.report.curves import curves_picture, mean_curve, overview_picture
 from lightning_fedstop.records.report.picture import figure_style
 from lightning_fedstop.records.report.runs import Run, grouped
 from lightning_fedstop.records.report.style import RULE_STYLE
@@ -60,12 +60,23 @@ def test_losses_where_no_accuracy_was_recorded(tmp_path):
     picture = curves_picture(group, 0.01, 3, "curves")
     assert picture.title.startswith("Loss and growth rate")
     assert drawn(picture).axes[0].get_ylabel() == "loss"
-    assert "training loss goes from" in picture.description
+    assert "training loss: " in picture.description
 
 
 def test_the_words_for_stops(group):
-    stops = group.stops("task_vector", 0.01, 10)
-    assert stop_words(stops[:1]) == f"round {stops[0].stop_round}"
-    assert stop_words(group.stops("task_vector", 1e-9, 10)) == "does not stop"
-    assert "± " not in stop_words(stops)
-    assert "\xa0±\xa0" in stop_words(stops)
+    stops = [run.stop("task_vector", 0.01, 10).stop_round for run in group.runs]
+    words = curves_picture(group, 0.01, 10, "curves").description
+    assert f"Task vector: round {sum(stops) / 2:.1f}\xa0±" in words
+    assert "Task vector: not by round 120." in curves_picture(group, 1e-9, 10, "curves").description
+
+
+def test_all_configurations_are_in_one_picture(group, tmp_path):
+    other = Run(read_record(write_run(tmp_path / "b", seed=5, made_config=config(method="FedDyn")), name="b"))
+    groups = grouped([*group.runs, other])
+    picture = overview_picture(groups, 0.01, "curves")
+    top, below = drawn(picture).axes
+    assert [list(line.get_ydata()) for line in top.lines] == [
+        list(mean_curve(one.runs, "test_acc").values()) for one in groups
+    ]
+    assert [line.get_label() for line in below.lines][1:] == [one.label for one in groups]
+    assert list(picture.table.header) == ["round", *(one.label for one in groups)]

@@ -4,7 +4,7 @@ import pytest
 
 from lightning_fedstop.records.reader import read_record
 from lightning_fedstop.records.replay import replay
-from lightning_fedstop.records.report.runs import Run, grouped
+from lightning_fedstop.records.report.runs import Run, grouped, without_beginnings
 from tests.records.report.made import config, rows, summary, write_run
 
 
@@ -103,3 +103,21 @@ def test_a_summary_of_odd_values(tmp_path):
     run = read(tmp_path / "a", rounds=4, made_summary=odd)
     assert (run.stop_round, run.share_used) == (4, 40)
     assert run.test_accuracy == pytest.approx(run.series("test_acc")[4])
+
+
+def test_one_seed_run_twice_is_said(tmp_path):
+    runs = [read(tmp_path / name, name=name, made_config=config(seed=0), rounds=3) for name in ("a", "b")]
+    runs.append(read(tmp_path / "c", name="c", made_config=config(seed=1), rounds=3))
+    (group,) = grouped(runs)
+    (sentence,) = group.repeated_seeds()
+    assert sentence.startswith("a, b have one configuration and the same seed 0")
+
+
+def test_a_killed_run_is_left_out_where_its_continuation_is_there(tmp_path):
+    made = rows(rounds=9)
+    killed = read(tmp_path / "a", name="a", made_rows=made[:4], made_config=config())
+    resumed = read(tmp_path / "b", name="b", made_rows=made, made_config=config(), made_summary=summary(9, 9))
+    other = read(tmp_path / "c", name="c", rounds=4, seed=7)
+    kept, notes = without_beginnings([killed, resumed, other])
+    assert kept == [resumed, other]
+    assert notes == ["a is left out: b is its continuation."]
