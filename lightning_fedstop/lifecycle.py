@@ -24,7 +24,7 @@ from lightning_fedstop.parameters import FlatParameters
 from lightning_fedstop.progress import RoundProgressBar, wants_progress_bar
 from lightning_fedstop.records.distance import DistanceRecorder
 from lightning_fedstop.results import ResultCollector
-from lightning_fedstop.resuming import run_settings
+from lightning_fedstop.resuming import clients_known, run_settings
 from lightning_fedstop.seeding import resolve_seed
 from lightning_fedstop.server import OnNonfinite, Server, Weighting
 from lightning_fedstop.signals import SignalGuard, Terminated
@@ -186,6 +186,8 @@ class Lifecycle(Evaluating):
         parameters = FlatParameters(module)
         solver = LocalSolver(module)
         self._settings = run_settings(self, solver)
+        # The digest of a partition tells more, and a list of very many clients would be most of a checkpoint.
+        self._clients = {} if self._partition_digest() else clients_known(data)
         self._solver = solver
         self.lr_scheduler_configs = [solver.scheduler_config] if solver.scheduler_config else []
         trainer = make_trainer(

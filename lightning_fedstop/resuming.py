@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
+
 from lightning_fedstop.cohort import cohort_size
 from lightning_fedstop.solver import LocalSolver
 
@@ -115,6 +117,42 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     classes = tuple(f"{key}." for key in keys if isinstance(then.get(key, now.get(key)), str))
     named = [key for key in keys if not key.startswith(classes)]
     return [f"{key} was {_shown(then.get(key))} and is {_shown(now.get(key))}" for key in named]
+
+
+def clients_known(datamodule: Any) -> dict[str, Any]:
+    """What tells the clients apart without reading their data.
+
+    Args:
+        datamodule: gives ``client_sizes``, and perhaps a ``client_fingerprint``, as a ``FederatedDataModule`` does.
+
+    Returns:
+        ``sizes``, int64 of shape ``(N,)``, and ``fingerprints``, N texts, or none where all are empty.
+    """
+    sizes = torch.tensor(list(datamodule.client_sizes), dtype=torch.int64)
+    fingerprint = getattr(datamodule, "client_fingerprint", None)
+    prints = [] if fingerprint is None else [str(fingerprint(client)) for client in range(len(sizes))]
+    return {"sizes": sizes, "fingerprints": prints if any(prints) else []}
+
+
+def client_difference(then: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """The first client that is another one, in words.
+
+    Args:
+        then: what :func:`clients_known` gave for the checkpoint; empty in one of an older version.
+        now: what it gives at present, for as many clients.
+    """
+    if not then:
+        return None
+    for what, found in (("fingerprint", "fingerprints"), ("number of samples", "sizes")):
+        pairs = zip(_listed(then[found]), _listed(now[found]), strict=False)
+        for client, (before, after) in enumerate(pairs):
+            if before != after:
+                return f"the {what} of client {client} was {_shown(before)} and is {_shown(after)}"
+    return None
+
+
+def _listed(values: Any) -> list[Any]:
+    return values.tolist() if isinstance(values, torch.Tensor) else list(values)
 
 
 def _shown(value: Any) -> str:

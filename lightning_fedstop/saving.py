@@ -18,7 +18,14 @@ from lightning_fedstop.parameters import FlatParameters
 from lightning_fedstop.plain import plain_state
 from lightning_fedstop.recording import Recording
 from lightning_fedstop.records.lock import refuse_live
-from lightning_fedstop.resuming import OTHER_ARGUMENTS, Settings, differences, run_differences, run_settings
+from lightning_fedstop.resuming import (
+    OTHER_ARGUMENTS,
+    Settings,
+    client_difference,
+    differences,
+    run_differences,
+    run_settings,
+)
 from lightning_fedstop.seeding import resolve_seed
 from lightning_fedstop.server import OnNonfinite
 from lightning_fedstop.state_file import StateFile, read_states
@@ -59,6 +66,7 @@ class Saving(Recording):
     on_nonfinite: OnNonfinite
     _state_file: StateFile | None = None
     _settings: Settings
+    _clients: dict[str, Any]
 
     def save_checkpoint(
         self, filepath: str | os.PathLike[str], weights_only: bool | None = None, storage_options: Any = None
@@ -138,6 +146,7 @@ class Saving(Recording):
             "theta": server.theta,
             "num_clients": server.num_clients,
             "partition": self._partition_digest(),
+            "clients": self._clients,
             "seed": server.seed,
             "method": type(self.method).__name__,
             "method_state": self.method.state_dict(),
@@ -245,6 +254,10 @@ class Saving(Recording):
             )
         if state["partition"] != self._partition_digest():
             raise ValueError(f"{path!r} comes from another partition: resume with the same data, skew and seed.")
+        if other := client_difference(state.get("clients", {}), self._clients):
+            raise ValueError(
+                f"{path!r} comes from other clients ({other}): resume with the same clients in the same order."
+            )
         if state["theta"].shape != server.theta.shape:
             raise ValueError(
                 f"{path!r} comes from a run with {state['theta'].numel()} trainable parameters, this one has"

@@ -7,7 +7,7 @@ import torch
 
 from lightning_fedstop.cohort import ScheduledCohort
 from lightning_fedstop.methods import FedProx
-from lightning_fedstop.resuming import differences, run_differences
+from lightning_fedstop.resuming import client_difference, clients_known, differences, run_differences
 from tests.helpers import Deep, ToyData, ToyModule, fit
 
 
@@ -115,3 +115,38 @@ NEITHER = ["data.size", "data.batch_size", "data.normalize_twice", "data.datamod
 def test_how_data_is_read_may_change_and_how_it_was_dealt_where_the_partition_is_known(key):
     refused = [bool(run_differences({key: 1}, {key: 2}, same_partition)) for same_partition in (True, False)]
     assert refused == [key in NEITHER, key not in READING]
+
+
+class Named(ToyData):
+    """Clients with names, of equal sizes."""
+
+    def __init__(self, names):
+        super().__init__([4] * len(names))
+        self.names = names
+
+    def client_fingerprint(self, client):
+        return self.names[client]
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "sentence"),
+    [
+        (ToyData([6, 4, 7]), ToyData([6, 7, 4]), "the number of samples of client 1 was 4 and is 7"),
+        (ToyData([6, 4, 7]), ToyData([6, 4, 8]), "the number of samples of client 2 was 7 and is 8"),
+        (Named("abc"), Named("acb"), "the fingerprint of client 1 was 'b' and is 'c'"),
+    ],
+)
+def test_clients_that_have_changed_places_are_named_and_refused(tmp_path, then, now, sentence):
+    fit(tmp_path, data=then)
+    with pytest.raises(ValueError, match=rf"comes from other clients \({sentence}\): resume with the same clients in"):
+        fit(tmp_path, data=now, ckpt_path="last", max_rounds=4)
+    loop, _ = fit(tmp_path, data=then, ckpt_path="last", max_rounds=4)
+    assert loop.current_epoch == 4
+
+
+def test_a_checkpoint_of_before_knows_no_clients_and_fingerprints_may_be_added():
+    known = clients_known(ToyData([3, 2]))
+    assert client_difference({}, known) is None
+    named = clients_known(Named("ab"))
+    assert client_difference(clients_known(ToyData([4, 4])), named) is None
+    assert client_difference(named, named) is None

@@ -119,6 +119,18 @@ class FederatedDataModule(LightningDataModule):
         """
         raise NotImplementedError(f"{type(self).__name__} must implement `client_dataloader`.")
 
+    def client_fingerprint(self, client: int) -> str:
+        """A text that tells a client from others, such as its name; empty by default.
+
+        A resumed run compares it, and the clients' sizes, with those in the checkpoint. A data module that deals a
+        :class:`Partition` needs none: its digest tells which samples each client has. Where the clients are given,
+        two of equal size that have changed places can only be told apart by their fingerprints.
+
+        Args:
+            client: from 0 to ``num_clients - 1``.
+        """
+        return ""
+
     def to(self, device: torch.device | str) -> Self:
         """Move resident data to ``device``; here there is none."""
         return self
