@@ -10,6 +10,7 @@ COMMANDS = {
     "round": "ours against a bare PyTorch loop that does the same work",
     "memory": "peak memory of a whole process against the number of clients",
     "criterion": "the stop decision as a share of a round",
+    "norm": "exact norms of long vectors against plain ones",
     "scaling": "several processes, and several threads of one, against one client after the other",
     "methods": "all ten methods relative to FedAvg",
     "steps": "local steps: eager, compiled, bf16, channels last, matrix products",

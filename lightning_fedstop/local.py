@@ -19,7 +19,7 @@ from lightning_fedstop.hooks import OPTIMIZER_HOOKS, Hooks
 from lightning_fedstop.job import ClientResult, Job, LocalUpdate
 from lightning_fedstop.loss_scale import LossScale
 from lightning_fedstop.methods.base import Client, FederatedMethod, LocalStep
-from lightning_fedstop.parameters import FlatParameters, is_finite
+from lightning_fedstop.parameters import FlatParameters, is_finite, norm
 from lightning_fedstop.results import ResultCollector
 from lightning_fedstop.running_statistics import frozen_statistics
 from lightning_fedstop.seeding import seeded
@@ -303,11 +303,8 @@ class LocalTrainer:
         if self._owns_clipping:
             self.module.configure_gradient_clipping(self.solver.optimizer, self.gradient_clip_val, None)
         elif self.gradient_clip_val is not None:
-            norm = torch.linalg.vector_norm(grad, dim=-1, keepdim=True)
-            if norm.device.type == "cpu" and norm.numel() == 1:
-                # No device waits for the host: a gradient that is short enough needs no further operation.
-                length = float(norm) + 1e-6
-                if not length <= self.gradient_clip_val:
-                    grad.mul_(self.gradient_clip_val / length)
-            else:
-                grad.mul_((self.gradient_clip_val / (norm + 1e-6)).clamp(max=1.0))
+            length = norm(grad, keepdim=True) + 1e-6
+            # On a CPU no device waits for the host: a gradient that is short enough needs no further operation.
+            if length.device.type != "cpu" or length.numel() > 1 or not float(length) <= self.gradient_clip_val:
+                scale = (self.gradient_clip_val / length).clamp(max=1.0)
+                grad.mul_(scale.to(torch.promote_types(grad.dtype, torch.float32)))

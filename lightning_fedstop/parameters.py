@@ -141,3 +141,48 @@ def is_finite(vector: Tensor) -> bool:
     (True, False)
     """
     return math.isfinite(vector.sum()) or bool(torch.isfinite(vector).all())
+
+
+def norm(vector: Tensor, keepdim: bool = False) -> Tensor:
+    """The 2-norm over the last dimension, exact whatever the length and precision of the vector.
+
+    ``torch.linalg.vector_norm`` adds up in the vector's own precision: in float32 on a CPU its norm of 86 million
+    numbers is 0.9 percent short, and infinite where a square is. With ``dtype=torch.float64`` it copies the whole
+    vector first.
+
+    Args:
+        vector: shape ``(..., d)``, of a floating dtype.
+        keepdim: give the shape ``(..., 1)`` instead of ``(...)``.
+
+    Returns:
+        float64, with a relative error of about 1e-12; on Apple's GPUs, which have no float64, float32 and about 1e-7.
+
+    >>> norm(torch.tensor([3.0, 4.0]))
+    tensor(5., dtype=torch.float64)
+    """
+    if vector.device.type == "mps":
+        length = _norm_in_float32(vector)
+    else:
+        # In float64 a block stays in a CPU's cache; elsewhere many small blocks take longer than the sum itself.
+        room = 1 << 18 if vector.device.type == "cpu" else 1 << 24
+        rows = max(1, math.prod(vector.shape[:-1]))
+        blocks = [
+            torch.linalg.vector_norm(block, dim=-1, keepdim=True, dtype=torch.float64)
+            for block in torch.split(vector, max(1, room // rows), dim=-1)
+        ]
+        length = blocks[0]
+        if len(blocks) > 1:
+            length = torch.linalg.vector_norm(torch.cat(blocks, dim=-1), dim=-1, keepdim=True)
+    return length if keepdim else length.squeeze(-1)
+
+
+def _norm_in_float32(vector: Tensor, size: int = 1 << 12) -> Tensor:
+    """The 2-norm, shape ``(..., 1)``, in two levels of short sums, scaled so that squares stay within range."""
+    largest = vector.abs().amax(dim=-1, keepdim=True).float()
+    scaled = vector / largest.clamp(min=torch.finfo(torch.float32).tiny)
+    whole = vector.shape[-1] // size * size
+    rows = scaled[..., :whole].reshape(*vector.shape[:-1], -1, size)
+    parts = [torch.linalg.vector_norm(rows, dim=-1)]
+    parts += [torch.linalg.vector_norm(scaled[..., whole:], dim=-1, keepdim=True)]
+    length: Tensor = largest * torch.linalg.vector_norm(torch.cat(parts, dim=-1), dim=-1, keepdim=True)
+    return length

@@ -22,6 +22,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_fedstop.parameters import norm
 from lightning_fedstop.solver import LocalSolver
 
 
@@ -77,8 +78,12 @@ class PrecisionInterface:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if clip_val > 0 and gradient_clip_algorithm == GradClipAlgorithmType.VALUE:
             torch.nn.utils.clip_grad_value_(parameters, clip_val)
-        elif clip_val > 0:
-            torch.nn.utils.clip_grad_norm_(parameters, clip_val)
+        elif clip_val > 0 and (grads := [p.grad for p in parameters if p.grad is not None]):
+            # As `clip_grad_norm_`, whose norm of a long tensor is short on a CPU.
+            length = norm(torch.stack([norm(grad.reshape(-1)) for grad in grads]))
+            scale = (clip_val / (length + 1e-6)).clamp(max=1.0)
+            for grad in grads:
+                grad.mul_(scale)
 
 
 class TrainerInterface:

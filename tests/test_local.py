@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lightning_fedstop.cohort import ScheduledCohort
-from lightning_fedstop.methods import SCAFFOLD
+from lightning_fedstop.methods import SCAFFOLD, FedSAM
 from lightning_fedstop.step_io import length_of, limited
 from tests.helpers import Seen, ToyData, ToyModule, fit, flat, one_client
 
@@ -119,6 +119,36 @@ def test_modules_of_other_forms_train_to_the_same_bits(tmp_path, kind):
     for module in modules:
         one_client(tmp_path, module, gradient_clip_val=0.1)
     torch.testing.assert_close(flat(modules[0]), flat(modules[1]), rtol=0, atol=1e-8)
+
+
+class Long(ToyModule):
+    """So many parameters that their norm, added up in float32, is 6e-5 short; the gradient is the parameters."""
+
+    def __init__(self):
+        super().__init__(net=nn.Identity())
+        self.weight = nn.Parameter(torch.randn(3_400_000, generator=torch.Generator().manual_seed(0)))
+
+    def loss(self, batch):
+        return self.weight.square().sum() / 2
+
+    def on_before_backward(self, loss):
+        self.points = [*getattr(self, "points", []), self.weight.detach().clone()]
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+
+class LongOwnClip(Long, OwnClip):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Long, LongOwnClip])
+def test_clip_and_perturbation_of_a_large_model_are_as_long_as_asked(tmp_path, kind):
+    module = kind()
+    start = flat(module).double()
+    one_client(tmp_path, module, sizes=(4,), gradient_clip_val=0.5, method=FedSAM(0.25), enable_checkpointing=False)
+    assert float((module.points[1].double() - start).norm()) == pytest.approx(0.25, rel=1e-6)
+    assert float((flat(module).double() - start).norm()) == pytest.approx(0.5, rel=1e-6)
 
 
 def test_own_clip_by_value(tmp_path):

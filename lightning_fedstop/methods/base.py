@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lightning_fedstop.aggregation import Reduce, gather_alone, reduce_alone
 from lightning_fedstop.client_state import ClientStates
+from lightning_fedstop.parameters import norm
 
 EPSILON = 1e-7
 """Added to a norm before dividing by it."""
@@ -24,8 +25,8 @@ def normalized(vector: Tensor) -> Tensor:
     >>> normalized(torch.tensor([0.0, 0.0]))
     tensor([0., 0.])
     """
-    unit: Tensor = vector / (torch.linalg.vector_norm(vector, dim=-1, keepdim=True) + EPSILON)
-    return unit
+    scale = 1 / (norm(vector, keepdim=True) + EPSILON)
+    return (vector * scale.to(torch.promote_types(vector.dtype, torch.float32))).to(vector.dtype)
 
 
 @dataclass

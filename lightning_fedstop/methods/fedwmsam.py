@@ -10,6 +10,7 @@ from lightning_fedstop.methods.base import Client, Federation, LocalStep, not_ne
 from lightning_fedstop.methods.control_variates import ControlGain, ControlUpdate, momentum_gain
 from lightning_fedstop.methods.scaffold import SCAFFOLD
 from lightning_fedstop.methods.sharpness import perturbation, scalar_perturbation
+from lightning_fedstop.parameters import norm
 
 WMSAMPerturbation = Literal["look_ahead", "official_direction", "released_code"]
 Agreement = Literal["one_plus_cosine", "published"]
@@ -113,7 +114,7 @@ class FedWMSAM(SCAFFOLD):
         if client.lr:
             self.directions.add(self._direction(client, delta, steps), client.weight)
         # `normalized` would bring its epsilon into the cosine.
-        norms = torch.linalg.vector_norm(delta, dim=-1) * torch.linalg.vector_norm(self.m, dim=-1)
+        norms = norm(delta) * norm(self.m)
         cosine = torch.where(norms > 0, (delta * self.m).sum(dim=-1) / norms, 0.0)
         value = 1 + cosine if self.agreement == "one_plus_cosine" else -cosine
         self.agreements.add(torch.where(norms > 0, value, 0.0))

@@ -10,6 +10,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
+from lightning_fedstop.parameters import norm
 from lightning_fedstop.stopping.arguments import require_choice
 from lightning_fedstop.stopping.callback import CriterionCallback, is_dry_run
 from lightning_fedstop.stopping.consensus import ConsensusCriterion, ConsensusDecision
@@ -223,7 +224,7 @@ def _figures(vectors: list[Tensor], like: Tensor, trainer: Any) -> tuple[float, 
     if not number:
         return None
     mean = reduce(total, "sum") / number
-    norms = [(vector.to(wide).norm(), (vector - mean).norm()) for vector in vectors]
+    norms = [(norm(vector), norm(vector - mean)) for vector in vectors]
     sums = torch.stack([torch.stack(pair) for pair in norms]).sum(0) if norms else torch.zeros(2).to(total)
     mean_norm, dispersion = (reduce(sums, "sum") / number).tolist()
-    return float(mean.norm()), mean_norm, dispersion
+    return float(norm(mean)), mean_norm, dispersion

@@ -61,6 +61,13 @@ def test_the_other_commands_write_their_figures(tmp_path, arguments):
     assert json.loads((tmp_path / "figures.json").read_text())
 
 
+def test_norm_gives_ratio_and_error_of_each_way(capsys):
+    main(["norm", "--sizes", "300000", "--rounds", "1", "--json", "-"])
+    ways = json.loads(capsys.readouterr().out)["300000"]
+    assert ways["plain"]["ratio"] == 1
+    assert abs(ways["ours"]["error"]) < 1e-12
+
+
 def test_the_help_names_all_commands():
     text = subprocess.run(
         [sys.executable, "-m", "benchmarks", "--help"], cwd=ROOT, capture_output=True, text=True
