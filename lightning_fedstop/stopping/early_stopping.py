@@ -119,6 +119,7 @@ class TaskVectorEarlyStopping(CriterionCallback):
         self.average_path: str | None = None
         if self.saturation_average is not None:
             self.saturation_average.reset()
+        self._told_of: set[str] = set()  # what the average leaves out
         self._has_warned = False
 
     @property
@@ -204,6 +205,7 @@ class TaskVectorEarlyStopping(CriterionCallback):
         was_stopped = self.stopped
         if self.saturation_average is not None and not was_stopped:
             self.saturation_average.update(pl_module, decision.count)
+            self._tell_of_left_out(trainer, self.saturation_average)
         self._act(trainer, epoch, decision, self._explain(decision))
         if self.saturation_average is not None and self.saturation_average.rounds and self.stopped and not was_stopped:
             self.average_path = _save_average(self.saturation_average, trainer, pl_module, self._log_name)
@@ -211,6 +213,13 @@ class TaskVectorEarlyStopping(CriterionCallback):
             self._has_warned = True
             rank_zero_warn(f"A parameter is NaN or infinite since epoch {epoch}, and the fit is not stopped for it.")
         return decision
+
+    def _tell_of_left_out(self, trainer: pl.Trainer, average: SaturationAverage) -> None:
+        new = {name: reason for name, reason in average.left_out.items() if name not in self._told_of}
+        if new:
+            self._told_of.update(new)
+            which = ", ".join(f"{name} ({reason})" for name, reason in new.items())
+            self._print(trainer, f"The saturation average leaves out what cannot be averaged: {which}.")
 
     def _catch_up(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Check the epoch whose end the checkpoint holds, if it was written before that epoch was checked."""

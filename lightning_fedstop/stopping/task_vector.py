@@ -200,6 +200,7 @@ def _tensor_differences(now: Any, then: Any) -> Iterator[Any]:
 def _flat_tensor(item: Any) -> Any:
     torch = sys.modules["torch"]
     tensor = item.detach() if is_tensor(item) else torch.from_numpy(np.array(item, dtype=_native_type(item)))
+    tensor = tensor if tensor.layout is torch.strided else tensor.to_dense()
     return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).reshape(-1)
 
 

@@ -1,3 +1,5 @@
+import io
+import warnings
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,122 @@ def test_what_is_frozen_is_left_alone():
     average = SaturationAverage()
     average.update(module, 1)
     assert set(average.mean()) == {"weight"}
+
+
+def holding(tensor, trainable=False):
+    """A layer with one more tensor, ``odd``."""
+    module = nn.Linear(1, 1)
+    if trainable:
+        module.odd = nn.Parameter(tensor)
+    else:
+        module.register_buffer("odd", tensor)
+    return module
+
+
+def twice(first, second, trainable=False):
+    """The average of two rounds of a module in which a tensor has two values, and the module."""
+    average, module = SaturationAverage(), holding(first, trainable)
+    average.update(module, 1)
+    if trainable:
+        module.odd.data = second
+    else:
+        module.odd = second
+    average.update(module, 2)
+    return average, module
+
+
+@pytest.mark.parametrize("trainable", [False, True])
+@pytest.mark.parametrize("kind", [torch.complex64, torch.complex128])
+def test_complex_tensors_are_averaged(kind, trainable):
+    average, module = twice(torch.tensor([1 + 2j], dtype=kind), torch.tensor([3 - 2j], dtype=kind), trainable)
+    assert torch.equal(average.mean()["odd"], torch.tensor([2 + 0j], dtype=kind))
+    loaded = SaturationAverage()
+    loaded.load_state_dict(torch.load(saved(average.state_dict()), weights_only=True))
+    with loaded.held_by(module):
+        assert module.odd.item() == 2 + 0j
+    assert module.odd.item() == 3 - 2j
+
+
+def saved(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "second", "largest"),
+    [(torch.bool, [True, False], [False, False], [True, False]), (torch.int8, [1, 5], [2, 4], [2, 5])],
+)
+def test_of_integers_and_masks_the_largest_is_taken(kind, first, second, largest):
+    average, _ = twice(torch.tensor(first, dtype=kind), torch.tensor(second, dtype=kind))
+    assert torch.equal(average.mean()["odd"], torch.tensor(largest, dtype=kind))
+
+
+def quantised(value):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.quantize_per_tensor(torch.tensor([value]), 0.1, 0, torch.qint8)
+
+
+ODD = {
+    "sparse_coo": lambda value: torch.tensor([value]).to_sparse(),
+    "qint8": quantised,
+    "float8_e4m3fn": lambda value: torch.tensor([value]).to(torch.float8_e4m3fn),
+    "uint16": lambda value: torch.tensor([value]).to(torch.uint16),
+    "another shape or type": lambda value: torch.ones(int(value)),
+}
+
+
+@pytest.mark.parametrize(("reason", "make"), ODD.items(), ids=ODD)
+def test_what_cannot_be_averaged_keeps_its_last_value(reason, make):
+    average, module = twice(make(1.0), make(2.0))
+    assert average.left_out == {"odd": reason}
+    assert set(average.mean()) == {"weight", "bias"}
+    last = module.odd
+    with average.held_by(module):
+        assert module.odd is last
+    loaded = SaturationAverage()
+    loaded.load_state_dict(torch.load(saved(average.state_dict()), weights_only=True))
+    loaded.update(module, 3)
+    assert loaded.left_out == average.left_out
+    average.reset()
+    assert not average.left_out
+
+
+@pytest.mark.parametrize("present_first", [False, True])
+def test_a_tensor_of_some_rounds_alone_is_left_out(present_first):
+    average = SaturationAverage()
+    modules = [nn.Linear(1, 1), holding(torch.ones(1))]
+    for module in modules[::-1] if present_first else modules:
+        average.update(module, 1)
+    assert average.left_out == {"odd": "not in all of the rounds"}
+    assert set(average.mean()) == {"weight", "bias"}
+
+
+def test_a_fit_says_once_what_is_left_out(caplog):
+    class Sparse(Walker):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("graph", torch.eye(2).to_sparse())
+            self.register_buffer("scale", ODD["float8_e4m3fn"](1.0))
+
+    rule = TaskVectorEarlyStopping(0.01, 3, average="saturation")
+    with caplog.at_level("INFO", logger="lightning.pytorch.fedstop"):
+        trainer(rule).fit(Sparse())
+    (line,) = [record.message for record in caplog.records if "average" in record.message]
+    told = "graph (sparse_coo), scale (float8_e4m3fn)."
+    assert line == "The saturation average leaves out what cannot be averaged: " + told
+    assert rule.stopped
+    assert rule.saturation_average.rounds == 3
+
+
+def test_sums_from_another_device_go_on():
+    """A checkpoint's sums lie on the CPU: what is added on the model's device must not be lost."""
+    average, module = SaturationAverage(), nn.Linear(1, 1, bias=False, device="meta")
+    average.update(nn.Linear(1, 1, bias=False), 1)
+    average.update(module, 2)
+    assert average.mean()["weight"].device.type == "meta"
 
 
 RULE = {"threshold": 0.4, "patience": 4, "average": "saturation"}

@@ -79,6 +79,12 @@ def test_memory_formats_and_views():
     assert task_vector_distance(np.arange(6.0).reshape(2, 3).T, np.zeros((3, 2))) == pytest.approx(math.sqrt(55))
 
 
+def test_sparse_parameters_are_measured_as_dense_ones():
+    dense = torch.tensor([[3.0, 0.0], [0.0, 4.0]])
+    assert task_vector_distance([dense.to_sparse()], [torch.zeros(2, 2).to_sparse()]) == 5
+    assert task_vector_distance([dense.to_sparse_csr()], [torch.zeros(2, 2)]) == 5
+
+
 def test_complex_integer_and_wide_parameters():
     assert task_vector_distance(torch.tensor([3 + 4j]), torch.tensor([0j])) == 5.0
     assert task_vector_distance(np.array([3 + 4j]), np.array([0j])) == 5.0
