@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,6 +25,7 @@ from lightning_fedstop._cli_links import (
     is_given,
     linked_value,
 )
+from lightning_fedstop._cli_override import own_defaults
 from lightning_fedstop.checkpoint import read_checkpoint
 from lightning_fedstop.data import MedMNIST
 from lightning_fedstop.loop import FederatedLoop
@@ -165,34 +167,20 @@ class FedStopCLI(LightningCLI):
                 )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse what was given, each class with its own defaults."""
+        """Parse what was given; a class that replaces another one starts from its own defaults."""
         if isinstance(args, (dict, Namespace)):
             self.model_is_named = any("model" in part for part in (args, *args.values()) if isinstance(part, dict))
-            self.config = parser.parse_object(args)
+            with self._own_defaults():
+                self.config = parser.parse_object(args)
             return
         given = list(sys.argv[1:] if args is None else args)
         check_configs(given)
         self.model_is_named = is_named("model", given)
-        # A class that replaces the default one inherits that one's defaults where the names agree, `lr` say. So look
-        # first which classes are meant, and parse again with these as the default ones.
-        plain = [arg for arg in given if not arg.startswith("--print_config")]
-        self.config = parser.parse_args(plain)
-        if self._use_defaults_of(self.config) or plain != given:
+        with self._own_defaults():
             self.config = parser.parse_args(given)
 
-    def _use_defaults_of(self, config: Namespace) -> bool:
-        """Make the classes that are meant the default ones; gives whether others were."""
-        parser, chosen = self.parser, config
-        if config.get("subcommand"):
-            parser, chosen = self._subcommand_parsers[config.subcommand], config[config.subcommand]
-        meant = {key: chosen.get(f"{key}.class_path") for key in ("model", "data")}
-        others = {
-            key: {"class_path": path}
-            for key, path in meant.items()
-            if path and path != (parser.get_default(key) or {}).get("class_path")
-        }
-        parser.set_defaults(others)
-        return bool(others)
+    def _own_defaults(self) -> AbstractContextManager[None]:
+        return own_defaults(f"{self.parser.prog} {self._command or ''}".strip())
 
     def _parse_ckpt_path(self) -> None:
         """Take over the model's hyperparameters from the checkpoint where it says of which class they are.
@@ -206,7 +194,8 @@ class FedStopCLI(LightningCLI):
         if not (ckpt_path and os.path.isfile(ckpt_path)):
             return
         if (read_checkpoint(ckpt_path).get("hyper_parameters") or {}).get("_class_path"):
-            super()._parse_ckpt_path()
+            with self._own_defaults():
+                super()._parse_ckpt_path()
 
     def _add_instantiators(self) -> None:
         self.errors = ErrorKeeper(self)

@@ -7,6 +7,8 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from lightning_fedstop.client_state import ClientStates
+from lightning_fedstop.cohort import UniformCohort
 from lightning_fedstop.data import Digits
 from lightning_fedstop.models import ImageClassifier
 
@@ -54,6 +56,31 @@ class WithRate(TenClasses):
     def __init__(self, lr: float = 0.25):
         super().__init__()
         self.lr = lr
+
+
+class ByRate(TenClasses):
+    """Shares an argument's name, not its default, with the model above."""
+
+    def __init__(self, lr: float = 0.5):
+        super().__init__()
+
+
+class Loyal(UniformCohort):
+    """A cohort with arguments."""
+
+    def __init__(self, share: float = 1.0, period: int = 1):
+        self.share, self.period = share, period
+
+
+class Fickle(UniformCohort):
+    """Shares an argument's name, not its default, with the cohort above."""
+
+    def __init__(self, share: float = 0.5):
+        self.share = share
+
+
+class OwnStates(ClientStates):
+    """Takes what its base takes."""
 
 
 class OwnClassifier(ImageClassifier):

@@ -99,7 +99,7 @@ def check_said(code, said, text):
     assert code in (0, 2), text
     assert "Traceback" not in said.err
     if code == 2:
-        lines = [line for line in said.err.splitlines() if line.startswith("fedstop")]
+        lines = [line for line in said.err.splitlines() if line.startswith("fedstop") and ": note: " not in line]
         assert len(lines) == 1, (text, said.err)
         assert lines[0].startswith("fedstop fit: error: "), (text, lines[0])
         assert lines[0].endswith((".", "?", "!")), (text, lines[0])
