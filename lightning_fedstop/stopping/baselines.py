@@ -70,7 +70,7 @@ class ValidationEarlyStopping(CriterionCallback):
         self.mode: Mode = _mode_of(monitor) if mode is None else mode
         self.percent = self.mode == "max" if percent is None else percent
         criterion = ValidationCriterion(threshold, patience, self.mode, min_rounds)
-        super().__init__(criterion, 1, verbose, log_rank_zero_only, observe_only)
+        super().__init__(criterion, None, verbose, log_rank_zero_only, observe_only)
 
     @property
     def best(self) -> float:
@@ -92,6 +92,7 @@ class ValidationEarlyStopping(CriterionCallback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """A run that was stopped before its checkpoint was written trains nothing more when resumed."""
+        super().on_train_start(trainer, pl_module)
         if self._ancestor is not None and not self._is_resumed:
             self._inherit(trainer)
         elif trainer.ckpt_path is not None and not self._is_resumed:

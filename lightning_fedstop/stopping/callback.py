@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning_utilities.core.rank_zero import rank_prefixed_message, rank_zero_warn
 
 from lightning_fedstop.stopping.arguments import require_count, require_flag
@@ -18,7 +19,7 @@ log = logging.getLogger("lightning.pytorch.fedstop")
 
 
 class CriterionCallback(pl.Callback):
-    """Base of the callbacks that ask a criterion after training epochs and stop the fit on its word.
+    """Base of the callbacks that ask a criterion in the course of a fit and stop it on its word.
 
     A subclass hands its criterion what it looks at, logs with :meth:`_log`, and passes the decision to :meth:`_act`.
     What the record of a stop is, that it is one decision for all ranks, that it is kept when training goes on, and
@@ -28,10 +29,11 @@ class CriterionCallback(pl.Callback):
 
     Args:
         criterion: The criterion.
-        check_every_n_epochs: Training epochs from one check to the next.
+        check_every_n_epochs: Training epochs from one check to the next; 1 where ``check_every_n_steps`` is None.
         verbose: Print a line at every check, not only at the stop.
         log_rank_zero_only: Print on the first process only.
         observe_only: Record when the run would be stopped, and let it go on.
+        check_every_n_steps: Optimizer steps of a ``Trainer`` from one check to the next, in place of epochs.
 
     Attributes:
         wait_count: The criterion's count after the last check.
@@ -49,14 +51,26 @@ class CriterionCallback(pl.Callback):
     def __init__(
         self,
         criterion: Criterion,
-        check_every_n_epochs: int = 1,
+        check_every_n_epochs: int | None = None,
         verbose: bool = False,
         log_rank_zero_only: bool = False,
         observe_only: bool = False,
+        check_every_n_steps: int | None = None,
     ) -> None:
         super().__init__()
         self.criterion = criterion
-        self.check_every_n_epochs = require_count("check_every_n_epochs", check_every_n_epochs, least=1)
+        if check_every_n_steps is None:
+            check_every_n_epochs = 1 if check_every_n_epochs is None else check_every_n_epochs
+            require_count("check_every_n_epochs", check_every_n_epochs, least=1)
+        elif check_every_n_epochs is None:
+            require_count("check_every_n_steps", check_every_n_steps, least=1)
+        else:
+            raise ValueError(
+                "Only one of `check_every_n_epochs` and `check_every_n_steps` can be given, got "
+                f"{check_every_n_epochs!r} and {check_every_n_steps!r}."
+            )
+        self.check_every_n_epochs = check_every_n_epochs
+        self.check_every_n_steps = check_every_n_steps
         self.verbose = require_flag("verbose", verbose)
         self.log_rank_zero_only = require_flag("log_rank_zero_only", log_rank_zero_only)
         self.observe_only = require_flag("observe_only", observe_only)
@@ -75,6 +89,8 @@ class CriterionCallback(pl.Callback):
         self._is_resumed = False
         self.seconds = 0.0
         self._last_epoch = -1  # the last one checked
+        self._last_step = 0  # the Trainer's `global_step` at the last check
+        self._has_said_no_step = False
         self._history = History()
         self._ancestor: Mapping[str, Any] | None = None  # the state that is taken over, of a rule with other arguments
 
@@ -102,9 +118,40 @@ class CriterionCallback(pl.Callback):
         self._keeps_its_state = stage != "fit"
         if stage == "fit":
             self._reset()
+            if self.check_every_n_steps is not None and is_federated(trainer):
+                raise MisconfigurationException(
+                    f"`{type(self).__name__}(check_every_n_steps={self.check_every_n_steps})` counts the steps of a "
+                    "Trainer; in a FederatedLoop a round is the unit: use `check_every_n_epochs`, which counts rounds."
+                )
             alike = [callback for callback in getattr(trainer, "callbacks", []) if type(callback) is type(self)]
             place = alike.index(self) + 1 if self in alike else 1
             self._log_name = self.log_prefix if place == 1 else f"{self.log_prefix}_{place}"
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Say once a fit what makes any rule fire early, or keeps it from firing."""
+        callbacks: list[pl.Callback] = getattr(trainer, "callbacks", [])
+        first = next((callback for callback in callbacks if isinstance(callback, CriterionCallback)), None)
+        if is_dry_run(trainer) or not trainer.is_global_zero:
+            return
+        if first is self and (schedules := [type(c.scheduler).__name__ for c in trainer.lr_scheduler_configs]):
+            self._print(
+                trainer,
+                f"The learning rate follows {', '.join(schedules)}: where it falls, weights move less and figures "
+                "level off, so a stopping rule may be met by the schedule and not by the training.",
+            )
+        if is_federated(trainer) or trainer.num_training_batches != float("inf"):
+            return
+        if self.check_every_n_epochs and trainer.max_epochs == -1:
+            self._print(
+                trainer,
+                f"{type(self).__name__} checks at the end of an epoch, and this one has no end that is known: for an "
+                "endless stream, give `check_every_n_steps` where the rule has it.",
+            )
+        elif self.check_every_n_steps and trainer.min_epochs:
+            rank_zero_warn(
+                f"A Trainer stops no epoch before `min_epochs={trainer.min_epochs}` are over, and this one has no end "
+                "that is known; `min_steps` sets `min_epochs=1` unless it is given: pass `min_epochs=0`."
+            )
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -121,19 +168,22 @@ class CriterionCallback(pl.Callback):
     def _inherit(self, trainer: pl.Trainer) -> None:
         """Decide anew on what the ancestor has seen; what is past stays, so only its last row can stop the fit."""
         assert self._ancestor is not None
-        period = self.check_every_n_epochs
-        rows = [row for row in History.of(self._ancestor["history"]) if (int(row[0]) + 1) % period == 0]
-        if period % self._ancestor["check_every_n_epochs"]:
-            rows = []  # it has not seen all epochs that this rule looks at
+        rows = list(History.of(self._ancestor["history"]))
+        if period := self.check_every_n_epochs:
+            rows = [row for row in rows if (int(row[0]) + 1) % period == 0]
+            if period % self._ancestor["check_every_n_epochs"]:
+                rows = []  # it has not seen all epochs that this rule looks at
         first: StopDecision | None = None
-        for epoch, *observation in rows:
+        for position, *observation in rows:
+            epoch = int(position) if period else trainer.current_epoch
             decision = self._decide(tuple(observation))
-            self._history.append(int(epoch), *observation)
-            self._last_epoch, self.wait_count = int(epoch), decision.count
-            meets = decision.should_stop and _may_stop(trainer, int(epoch))
+            self._history.append(int(position), *observation)
+            self._last_epoch, self.wait_count = epoch, decision.count
+            self._last_step = self._ancestor.get("last_step", -1)
+            meets = decision.should_stop and self._may_stop(trainer, epoch)
             first = first or (decision if meets else None)
-            if meets and not self.stopped and (self.observe_only or epoch == rows[-1][0]):
-                self._record_stop(trainer, int(epoch), decision, True, self._explain(decision))
+            if meets and not self.stopped and (self.observe_only or position == rows[-1][0]):
+                self._record_stop(trainer, epoch, decision, True, self._explain(decision))
         self._is_resumed = True
         name = type(self).__name__
         if not self._history:
@@ -172,17 +222,37 @@ class CriterionCallback(pl.Callback):
 
     def _is_due(self, epoch: int) -> bool:
         # An epoch is checked once: resumed at an epoch's end, a Trainer limited by steps runs its end a second time.
-        return (epoch + 1) % self.check_every_n_epochs == 0 and epoch > self._last_epoch
+        period = self.check_every_n_epochs
+        return period is not None and (epoch + 1) % period == 0 and epoch > self._last_epoch
+
+    def _is_due_at_step(self, step: int) -> bool:
+        # With several optimizers, a batch takes several steps at once.
+        period = self.check_every_n_steps
+        return period is not None and step // period > self._last_step // period
+
+    def _has_stepped(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> bool:
+        """Whether an optimizer has stepped since the last check; if not, say so once."""
+        # A Trainer counts no steps of optimizers that a module drives past it; a federation's are those of its clients.
+        if is_federated(trainer) or trainer.global_step != self._last_step or not pl_module.automatic_optimization:
+            return True
+        if not self._has_said_no_step:
+            self._has_said_no_step = True
+            rank_zero_warn(
+                f"No optimizer has stepped in epoch {trainer.current_epoch}, so {type(self).__name__} makes no check "
+                "after it, nor after later ones like it; is an IterableDataset used up?"
+            )
+        return False
 
     def _log(self, pl_module: pl.LightningModule, values: dict[str, float]) -> None:
         named = {f"{self._log_name}/{name}": float(value) for name, value in values.items()}
-        pl_module.log_dict(named, prog_bar=True, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
+        on_step = self.check_every_n_steps is not None
+        pl_module.log_dict(named, prog_bar=True, on_step=on_step, on_epoch=not on_step, batch_size=1, sync_dist=True)
 
     def _act(self, trainer: pl.Trainer, epoch: int, decision: StopDecision, message: str) -> None:
         """Stop the fit on all ranks if one of them wants to, and the Trainer lets it."""
-        self._last_epoch = epoch
+        self._last_epoch, self._last_step = epoch, trainer.global_step
         self.wait_count = decision.count
-        wanted = decision.should_stop and _may_stop(trainer, epoch)
+        wanted = decision.should_stop and self._may_stop(trainer, epoch)
         if trainer.strategy.reduce_boolean_decision(wanted, all=False):
             if not self.stopped:
                 self._record_stop(trainer, epoch, decision, wanted, message)
@@ -201,7 +271,16 @@ class CriterionCallback(pl.Callback):
             message = f"Another process asked to stop ({self.stopping_reason.value})."
         self.stopping_reason_message = message
         verb = "would stop" if self.observe_only else "stops"
-        self._print(trainer, f"{type(self).__name__} {verb} the fit in epoch {epoch}. {message}")
+        step = f" at step {trainer.global_step}" if self.check_every_n_steps else ""
+        self._print(trainer, f"{type(self).__name__} {verb} the fit in epoch {epoch}{step}. {message}")
+
+    def _may_stop(self, trainer: pl.Trainer, epoch: int) -> bool:
+        # Lightning keeps a stop wished too early until `min_epochs` and `min_steps` are met, even if the wish is gone
+        # by then. Here nothing is wished before, so the criterion decides again.
+        finished = epoch + (self.check_every_n_steps is None)
+        min_epochs = getattr(trainer, "min_epochs", None) or 0
+        min_steps = getattr(trainer, "min_steps", None) or 0
+        return finished >= min_epochs and trainer.global_step >= min_steps
 
     def _stay_stopped(self, trainer: pl.Trainer) -> None:
         """A run that was stopped before its checkpoint was written trains nothing more when resumed."""
@@ -224,6 +303,7 @@ class CriterionCallback(pl.Callback):
         return {
             "criterion": self.criterion.state_dict(),
             "last_epoch": self._last_epoch,
+            "last_step": self._last_step,
             "wait_count": self.wait_count,
             "stopped_epoch": self.stopped_epoch,
             "stop_round": self.stop_round,
@@ -240,6 +320,7 @@ class CriterionCallback(pl.Callback):
             return
         self.criterion.load_state_dict(state_dict["criterion"])
         self._last_epoch = state_dict["last_epoch"]
+        self._last_step = state_dict.get("last_step", -1)
         self.wait_count = state_dict["wait_count"]
         self.stopped_epoch = state_dict["stopped_epoch"]
         self.stop_round = state_dict["stop_round"]
@@ -255,9 +336,6 @@ def is_dry_run(trainer: pl.Trainer) -> bool:
     return bool(getattr(trainer, "fast_dev_run", False))
 
 
-def _may_stop(trainer: pl.Trainer, epoch: int) -> bool:
-    # Lightning keeps a stop wished too early until `min_epochs` and `min_steps` are met, even if the wish is gone by
-    # then. Here nothing is wished before, so the criterion decides anew.
-    min_epochs = getattr(trainer, "min_epochs", None) or 0
-    min_steps = getattr(trainer, "min_steps", None) or 0
-    return epoch + 1 >= min_epochs and trainer.global_step >= min_steps
+def is_federated(trainer: Any) -> bool:
+    """Whether it is a ``FederatedLoop``, whose epochs are rounds."""
+    return hasattr(trainer, "clients_per_round")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_fedstop.parameters import norm
 from lightning_fedstop.stopping.arguments import require_choice
-from lightning_fedstop.stopping.callback import CriterionCallback, is_dry_run
+from lightning_fedstop.stopping.callback import CriterionCallback, is_dry_run, is_federated
 from lightning_fedstop.stopping.consensus import ConsensusCriterion, ConsensusDecision
 from lightning_fedstop.stopping.decision import StoppingReason
 
@@ -68,7 +68,7 @@ class ConsensusEarlyStopping(CriterionCallback):
         require_choice("shift", shift, _SHIFTS)
         self.shift: Shift = shift
         criterion = ConsensusCriterion(threshold, patience, min_rounds, check_finite)
-        super().__init__(criterion, 1, verbose, log_rank_zero_only, observe_only)
+        super().__init__(criterion, None, verbose, log_rank_zero_only, observe_only)
 
     def _reset(self) -> None:
         super()._reset()
@@ -91,7 +91,7 @@ class ConsensusEarlyStopping(CriterionCallback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Start clean for a fit, and refuse a trainer without clients."""
         super().setup(trainer, pl_module, stage)
-        if stage == "fit" and not hasattr(trainer, "clients_per_round"):
+        if stage == "fit" and not is_federated(trainer):
             raise MisconfigurationException(
                 "`ConsensusEarlyStopping` looks at the local models of clients, which only a FederatedLoop has; "
                 "use TaskVectorEarlyStopping in a Trainer."
@@ -99,6 +99,7 @@ class ConsensusEarlyStopping(CriterionCallback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take the starting weights, or count on from those of the checkpoint."""
+        super().on_train_start(trainer, pl_module)
         if is_dry_run(trainer):
             return
         if self._theta_0 is None and self._start is not None:

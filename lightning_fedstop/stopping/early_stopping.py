@@ -20,16 +20,17 @@ from lightning_fedstop.stopping.sharding import refuse_sharding, refuse_shards
 class TaskVectorEarlyStopping(CriterionCallback):
     """Stop a fit without validation data, when the weights have all but ceased to move away from their start.
 
-    After every training epoch it takes the distance of the trainable parameters from where the fit began and its
-    growth since the epoch before. Once ``patience`` epochs in a row have grown by less than the fraction ``threshold``,
-    the fit is stopped (Lee et al., "Data-free early stopping for federated learning", equations (5) to (11);
-    :class:`TaskVectorCriterion` gives the rule). It reads parameters only: no metric, no validation loop, no buffers.
-    In a ``FederatedLoop`` an epoch is a round, and the parameters are those of the global model.
+    After every training epoch, or every so many steps, it takes the distance of the trainable parameters from where
+    the fit began and its growth since the check before. Once ``patience`` checks in a row have grown by less than the
+    fraction ``threshold``, the fit is stopped (Lee et al., "Data-free early stopping for federated learning", equations
+    (5) to (11); :class:`TaskVectorCriterion` gives the rule). It reads parameters only: no metric, no validation loop,
+    no buffers. In a ``FederatedLoop`` an epoch is a round, and the parameters are those of the global model.
 
     It logs ``task_vector/distance``, ``task_vector/growth_rate`` (NaN at the first check) and
     ``task_vector/wait_count``; a second such callback in the same Trainer logs under ``task_vector_2/``, and so on. It
     does nothing under ``fast_dev_run``.
 
+    - An epoch in which no optimizer has stepped, such as one of a stream that is used up, is no check.
     - A ``Trainer``'s ``min_epochs`` and ``min_steps`` are kept, and the rule must be met then, not just before.
     - Its state, the starting weights included, is part of every checkpoint. Resumed with ``ckpt_path``, it counts on
       as if the run had not been interrupted, even where the checkpoint was written before the epoch was checked (at
@@ -49,7 +50,7 @@ class TaskVectorEarlyStopping(CriterionCallback):
             ``patience + 1``.
         min_rounds: No stop before this check. One that was due earlier is not kept: the rule must be met again.
         check_finite: Stop at once when a parameter is NaN or infinite.
-        check_every_n_epochs: Training epochs from one check to the next.
+        check_every_n_epochs: Training epochs, or rounds, from one check to the next. 1 by default.
         verbose: Print a line at every check, not only at the stop.
         log_rank_zero_only: Print on the first process only.
         variant: ``"paper"``, or ``"released_code"`` to decide as the authors' code does.
@@ -58,6 +59,9 @@ class TaskVectorEarlyStopping(CriterionCallback):
         average: ``"saturation"`` to keep the mean of the models of the checks that stood still, restarted when one does
             not, and to offer it at the stop beside the last model: in ``saturation_average``, in the file
             ``average_path``, and in a ``FederatedLoop`` also tested. It takes two more copies of the weights.
+        check_every_n_steps: Optimizer steps from one check to the next, in place of ``check_every_n_epochs``: for
+            endless streams and long epochs. Batches whose gradients are accumulated take no step. Not in a
+            ``FederatedLoop``.
 
     Attributes:
         wait_count: Checks in a row that stood still.
@@ -88,20 +92,23 @@ class TaskVectorEarlyStopping(CriterionCallback):
         patience: int = 10,
         min_rounds: int = 0,
         check_finite: bool = True,
-        check_every_n_epochs: int = 1,
+        check_every_n_epochs: int | None = None,
         verbose: bool = False,
         log_rank_zero_only: bool = False,
         variant: Variant = "paper",
         start_weights_on_cpu: bool = False,
         observe_only: bool = False,
         average: Literal["saturation"] | None = None,
+        check_every_n_steps: int | None = None,
     ) -> None:
         if average is not None:
             require_choice("average", average, ("saturation",))
         self.saturation_average = None if average is None else SaturationAverage()
         device = "cpu" if require_flag("start_weights_on_cpu", start_weights_on_cpu) else None
         criterion = TaskVectorCriterion(threshold, patience, min_rounds, check_finite, variant, device)
-        super().__init__(criterion, check_every_n_epochs, verbose, log_rank_zero_only, observe_only)
+        super().__init__(
+            criterion, check_every_n_epochs, verbose, log_rank_zero_only, observe_only, check_every_n_steps
+        )
 
     @property
     def threshold(self) -> float:
@@ -124,7 +131,7 @@ class TaskVectorEarlyStopping(CriterionCallback):
 
     @property
     def _observes(self) -> str:
-        return "distance"
+        return "distance" if self.check_every_n_steps is None else f"distance every {self.check_every_n_steps} steps"
 
     def _decide(self, observation: tuple[float, ...]) -> Decision:
         return self.criterion.update_distance(*observation)
@@ -140,6 +147,7 @@ class TaskVectorEarlyStopping(CriterionCallback):
             check_every_n_epochs=self.check_every_n_epochs,
             variant=self.criterion.variant,
             observe_only=self.observe_only,
+            **{} if self.check_every_n_steps is None else {"check_every_n_steps": self.check_every_n_steps},
         )
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -153,6 +161,7 @@ class TaskVectorEarlyStopping(CriterionCallback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take the starting weights, or count on from those of the checkpoint."""
+        super().on_train_start(trainer, pl_module)
         if is_dry_run(trainer):
             return
         refuse_shards(pl_module)
@@ -176,7 +185,7 @@ class TaskVectorEarlyStopping(CriterionCallback):
                 f"`TaskVectorEarlyStopping` needs a trainable parameter, and {type(pl_module).__name__} has none."
             )
         self.criterion.start(self._watched(pl_module))
-        self._last_epoch = trainer.current_epoch - 1
+        self._last_epoch, self._last_step = trainer.current_epoch - 1, trainer.global_step
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -185,10 +194,21 @@ class TaskVectorEarlyStopping(CriterionCallback):
         if batch_idx == 0 and self._names:
             self._watch_unfrozen(pl_module)
 
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Check, if a check is due at this step."""
+        if not is_dry_run(trainer) and self._is_due_at_step(trainer.global_step):
+            self._check_and_log(trainer, pl_module)
+
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Check, if a check is due."""
+        """Check, if a check is due after this epoch."""
         if is_dry_run(trainer) or not self._is_due(trainer.current_epoch):
             return
+        if self._has_stepped(trainer, pl_module):
+            self._check_and_log(trainer, pl_module)
+
+    def _check_and_log(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if unfrozen := self._watch_unfrozen(pl_module):
             rank_zero_warn(
                 f"{', '.join(unfrozen)} became trainable in the middle of epoch {trainer.current_epoch}; what it had "
@@ -201,7 +221,7 @@ class TaskVectorEarlyStopping(CriterionCallback):
 
     def _check(self, trainer: pl.Trainer, pl_module: pl.LightningModule, epoch: int) -> Decision:
         decision = self.criterion.update(self._watched(pl_module))
-        self._history.append(epoch, decision.distance)
+        self._history.append(epoch if self.check_every_n_steps is None else trainer.global_step, decision.distance)
         was_stopped = self.stopped
         if self.saturation_average is not None and not was_stopped:
             self.saturation_average.update(pl_module, decision.count)
@@ -224,8 +244,12 @@ class TaskVectorEarlyStopping(CriterionCallback):
     def _catch_up(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Check the epoch whose end the checkpoint holds, if it was written before that epoch was checked."""
         finished = trainer.current_epoch
+        if self.check_every_n_epochs is None:
+            if self._is_due_at_step(trainer.global_step):
+                self._check(trainer, pl_module, finished)
+            return
         due = finished // self.check_every_n_epochs * self.check_every_n_epochs - 1
-        if due == finished - 1 and self._is_due(due):
+        if due == finished - 1 and self._is_due(due) and self._has_stepped(trainer, pl_module):
             self._check(trainer, pl_module, due)
         elif due > self._last_epoch:
             rank_zero_warn(f"The state of {self.state_key} in {trainer.ckpt_path} lacks the check of epoch {due}.")

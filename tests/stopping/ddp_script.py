@@ -57,4 +57,5 @@ if __name__ == "__main__":
     two = {"strategy": "ddp_fork", "devices": 2}
     fit(Reporting("two", **rule), **two)
     fit(Reporting("hasty", hasty=True, **rule), **two)
+    fit(Reporting("steps", check_every_n_steps=2, **rule), **two)  # a process takes two steps an epoch
     fit(Reporting("one", **rule), limit_train_batches=2)  # as many steps as each of two processes takes

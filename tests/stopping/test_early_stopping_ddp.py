@@ -35,6 +35,11 @@ def test_two_processes_stop_together_and_where_one_does(seen):
     assert 5 < first["epochs"] < 30
 
 
+def test_two_processes_stop_together_by_steps(seen):
+    assert seen["steps-0"] == seen["steps-1"]
+    assert seen["steps-0"] == seen["two-0"]
+
+
 def test_one_process_stops_all(seen):
     calm, hasty = seen["hasty-0"], seen["hasty-1"]
     assert calm["epochs"] == hasty["epochs"] == 2
