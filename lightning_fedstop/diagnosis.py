@@ -1,4 +1,4 @@
-"""Whether this machine can train, and with what: the facts behind ``fedstop doctor``.
+"""What this machine can train with: the facts behind ``fedstop doctor``.
 
 Nothing heavy is imported before it is needed, so that a broken installation is described rather than tripped over.
 """
@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import tempfile
+import time
 from dataclasses import dataclass, field
 from importlib import metadata
 from importlib.util import find_spec
@@ -34,12 +35,12 @@ ROCM_SETTINGS = {
 
 @dataclass
 class Diagnosis:
-    """What was found.
+    """The findings.
 
     Attributes:
-        facts: plain values by topic.
-        problems: why the machine cannot train as it is, a sentence each.
-        warnings: what may become one.
+        facts: Plain values by topic.
+        problems: Reasons why the machine cannot train as it is, a sentence each.
+        warnings: Reasons why it may not.
     """
 
     facts: dict[str, Any] = field(default_factory=dict)
@@ -55,20 +56,17 @@ def diagnose(
     """Look at everything a run needs, without training.
 
     Args:
-        accelerator: the one that has to be there; ``"auto"`` takes what there is.
-        data_root: the folder of MedMNIST's files; ``None`` is ``~/.medmnist``.
-        default_root_dir: the folder that runs are written to; ``None`` is the present one.
+        accelerator: One that has to be there; ``"auto"`` takes any.
+        data_root: The folder of MedMNIST's files; ``~/.medmnist`` by default.
+        default_root_dir: The folder that runs are written to; the present one by default.
     """
     found = Diagnosis()
     facts = found.facts
-    facts["python"] = platform.python_version()
-    facts["platform"] = platform.platform()
-    facts["versions"] = package_versions()
+    facts["versions"] = {"python": platform.python_version(), **package_versions()}
     found.problems += unmet_requirements()
-    facts["machine"] = machine()
-    facts["default_root_dir"] = folder(Path(default_root_dir or ".").absolute())
-    if (reason := facts["default_root_dir"]["refusal"]) is not None:
-        path = facts["default_root_dir"]["path"]
+    facts["runs"] = folder(Path(default_root_dir or ".").absolute())
+    if (reason := facts["runs"]["refusal"]) is not None:
+        path = facts["runs"]["path"]
         found.problems.append(f"Nothing can be written to '{path}' ({reason}): set `default_root_dir` to another one.")
     facts["data"] = folder(Path("~/.medmnist" if data_root is None else data_root).expanduser().absolute())
     try:
@@ -79,15 +77,29 @@ def diagnose(
     except Exception as error:
         found.problems.append(f"What training needs cannot be imported: {type(error).__name__}: {_one_line(error)}.")
         return found
-    facts["data"]["archives"] = [
-        _archive(ImageArchive, path) for path in sorted(Path(facts["data"]["path"]).glob("*.npz"))
-    ]
-    facts["torch"] = {"version": torch.__version__, "build": torch_build(), "threads": torch.get_num_threads()}
+    paths = sorted(Path(facts["data"]["path"]).glob("*.npz"))
+    facts["archives"] = {path.name: _archive(ImageArchive, path) for path in paths}
+    facts["machine"] = {"torch built for": torch_build(), "torch threads": torch.get_num_threads(), **_environment()}
     if torch.version.hip:
         facts["rocm_settings"] = {name: os.environ.get(name) for name in ROCM_SETTINGS}
-    facts["devices"] = devices(facts["machine"])
+    facts["devices"] = devices()
     _check_accelerators(found, accelerator, bool(torch.version.hip))
     return found
+
+
+def _environment() -> dict[str, str]:
+    """The short facts that torch collects for reports of errors."""
+    from torch.utils.collect_env import get_env_info
+
+    try:
+        collected: Any = get_env_info()  # type: ignore[no-untyped-call]
+    except Exception as error:  # a driver that does not answer, which the dry runs will name
+        return {"not collected": f"{type(error).__name__}: {_one_line(error)}"}
+    found = {name: str(value) for name, value in collected._asdict().items() if name != "pip_packages"}
+    models = [line.partition(":")[2].strip() for line in found.pop("cpu_info").splitlines() if "odel name" in line]
+    found |= {"cpu": models[0]} if models else {}
+    unknown = ("", "{}", "None", "N/A", "Could not collect")
+    return {name.replace("_", " "): " ".join(text.split()) for name, text in found.items() if text not in unknown}
 
 
 def _check_accelerators(found: Diagnosis, accelerator: str, is_hip: bool) -> None:
@@ -115,7 +127,7 @@ def _check_accelerators(found: Diagnosis, accelerator: str, is_hip: bool) -> Non
 
 
 def unmet_requirements() -> list[str]:
-    """A sentence for each required package that is missing or of a version that does not do."""
+    """A sentence for each required package that is missing or too old or too new."""
     try:
         from packaging.requirements import Requirement
 
@@ -138,88 +150,69 @@ def unmet_requirements() -> list[str]:
     return unmet
 
 
-def machine() -> dict[str, Any]:
-    """Cores and memory: those of the machine, and what this process may have of them; bytes, ``None`` if unknown."""
-    cores = os.cpu_count() or 1
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
-    total = available = None
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for line in _lines("/proc/meminfo"):
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
-    limits = [int(text) for path in _MEMORY_LIMITS for text in _lines(path)[:1] if text.strip().isdigit()]
-    limit = min((limit for limit in limits if total is None or limit < total), default=None)
-    return {
-        "cores": cores,
-        "usable_cores": usable,
-        "memory_total": total,
-        "memory_available": available,
-        "memory_limit": limit,
-        "bf16": _processor_has_bf16(),
-    }
-
-
-# Of the control group that a container or a batch system puts a process into.
-_MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-
-
-def _processor_has_bf16() -> bool | None:
-    """Whether the processor has instructions for bfloat16, ``None`` where it does not say."""
-    flags = next(
-        (line.split() for line in _lines("/proc/cpuinfo") if line.lower().startswith(("flags", "features"))), None
-    )
-    return None if flags is None else not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags)
-
-
-def devices(cpu: dict[str, Any]) -> list[dict[str, Any]]:
-    """All that could train, the CPU first: name, accelerator, memory in bytes, bfloat16, and what is wrong with it."""
+def devices() -> list[dict[str, Any]]:
+    """All that could train, the CPU first: accelerator, name, free memory in bytes, and its error."""
     import torch
 
     from lightning_fedstop.accelerators import visible_gpus
 
-    found = [
-        {
-            "device": "cpu",
-            "accelerator": "cpu",
-            "name": device_name(torch.device("cpu")),
-            "memory_free": cpu["memory_available"],
-            "memory_total": cpu["memory_limit"] or cpu["memory_total"],
-            "bf16": cpu["bf16"],
-            "error": None,
-        }
-    ]
-    accelerator = "rocm" if torch.version.hip else "cuda"
-    found += [_gpu(torch.device("cuda", index), accelerator) for index in range(visible_gpus()[0])]
-    if torch.backends.mps.is_available():
-        unknown = {"memory_free": None, "memory_total": None, "bf16": None, "error": None}
-        found.append({"device": "mps:0", "accelerator": "mps", "name": f"Apple GPU ({platform.machine()})", **unknown})
-    return found
+    names = {"cpu": "cpu"}
+    names |= {f"cuda:{index}": "rocm" if torch.version.hip else "cuda" for index in range(visible_gpus()[0])}
+    names |= {"mps:0": "mps"} if torch.backends.mps.is_available() else {}
+    return [{"device": name, "accelerator": accelerator, **_described(name)} for name, accelerator in names.items()]
 
 
-def _gpu(device: Any, accelerator: str) -> dict[str, Any]:
+def _described(name: str) -> dict[str, Any]:
     import torch
 
-    found = {"device": str(device), "accelerator": accelerator, "name": "", "memory_free": None, "memory_total": None}
+    device = torch.device(name)
     try:
-        free, total = torch.cuda.mem_get_info(device)
-        # All GPUs that ROCm supports have bfloat16, NVIDIA's from compute capability 8 on.
-        bf16 = bool(torch.version.hip) or torch.cuda.get_device_properties(device).major >= 8
-        name = device_name(device)
+        free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+        return {"name": device_name(device), "memory_free": free, "error": None}
     except Exception as error:
-        return found | {"bf16": None, "error": f"{type(error).__name__}: {_one_line(error)}"}
-    return found | {"name": name, "memory_free": free, "memory_total": total, "bf16": bf16, "error": None}
+        return {"name": "", "memory_free": None, "error": f"{type(error).__name__}: {_one_line(error)}"}
+
+
+def dry_run(accelerator: str, index: int = 0) -> float:
+    """Train one batch of a small ConvNeXtV2 in a :class:`~lightning_fedstop.loop.FederatedLoop`, writing nothing.
+
+    Args:
+        accelerator: As the loop takes it.
+        index: One of its devices; of no meaning on a CPU.
+
+    Returns:
+        Seconds, with the search for kernels on an accelerator.
+
+    Raises:
+        FloatingPointError: If the update is not finite. What else the device raises is passed on.
+    """
+    import torch
+    from lightning.pytorch import LightningDataModule
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from lightning_fedstop import Federated, FederatedLoop, ImageClassifier
+
+    images = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    data = LightningDataModule()
+    data.train_dataloader = lambda: DataLoader(TensorDataset(images, torch.arange(16) % 8), batch_size=16)  # type: ignore[method-assign]
+    loop = FederatedLoop(
+        accelerator=accelerator,
+        devices=1 if accelerator == "cpu" else [index],
+        clients_per_round=1,
+        check_val_every_n_round=None,
+        logger=False,
+        enable_progress_bar=False,
+        fast_dev_run=True,
+    )
+    began = time.perf_counter()
+    loop.fit(ImageClassifier("convnextv2_atto", num_classes=8), Federated(data, num_clients=1))
+    if loop.nonfinite_reason is not None:
+        raise FloatingPointError("the weights are not finite after a step of training")
+    return time.perf_counter() - began
 
 
 def folder(path: Path) -> dict[str, Any]:
-    """Whether files can be written to a folder, or to the one it would be made in; leaves nothing behind."""
+    """Try to write to a folder, or to the one it would be made in; leaves nothing behind."""
     there = next(parent for parent in (path, *path.parents) if parent.exists())
     refusal = None
     try:
@@ -230,13 +223,14 @@ def folder(path: Path) -> dict[str, Any]:
     return {"path": str(path), "exists": path.is_dir(), "refusal": refusal, "free_bytes": shutil.disk_usage(there).free}
 
 
-def _archive(reader: Any, path: Path) -> dict[str, Any]:
-    """What an archive's headers say; its arrays are not read."""
+def _archive(reader: Any, path: Path) -> str:
+    """The figures in an archive's headers; its arrays are not read."""
     try:
         archive = reader(path)
     except (ValueError, TypeError, OSError) as error:
-        return {"file": path.name, "error": _one_line(error)}
-    return {"file": path.name, "height": archive.height, "width": archive.width, **archive.sizes, "error": None}
+        return _one_line(error)
+    sizes = ", ".join(f"{size} {split}" for split, size in archive.sizes.items())
+    return f"{archive.width} x {archive.height} px, {sizes}"
 
 
 def _one_line(error: Exception) -> str:

@@ -2,9 +2,8 @@ import json
 
 import pytest
 
-from lightning_fedstop import _cli_doctor, training_check
+from lightning_fedstop import diagnosis
 from lightning_fedstop.cli import main
-from lightning_fedstop.training_check import TrainingCheck
 from tests.cli_tools import refusal
 from tests.rocm_fakes import fake_rocm
 
@@ -35,20 +34,20 @@ def test_a_machine_that_can_train(doctor, monkeypatch, tmp_path):
 
     def train(*arguments):
         calls.append(arguments)
-        return TrainingCheck(9, 2.5, 4.0)
+        return 2.5
 
-    monkeypatch.setattr(training_check, "train_briefly", train)
+    monkeypatch.setattr(diagnosis, "dry_run", train)
     fake_rocm(monkeypatch, gpus=1)
     monkeypatch.setenv("MIOPEN_FIND_MODE", "FAST")
     monkeypatch.setattr("lightning_fedstop.diagnosis.find_spec", lambda name: None)
     code, out, err = doctor("--json", "found.json")
     lines = squeezed(out)
     assert (code, err, lines[-1]) == (0, "", "This machine can train.")
-    assert calls == [("cpu", 0, _cli_doctor.SECONDS), ("rocm", 0, _cli_doctor.SECONDS)]
-    assert lines[-2] == "cuda:0: 4.0 steps a second, the first took 2.50 s"
+    assert calls == [("cpu", 0), ("rocm", 0)]
+    assert lines[-2] == "Dry run on cuda:0: one batch in 2.5 s"
     text = " ".join(lines)
     assert "torch built for HIP 6.4.43482" in text
-    assert "cuda:0 AMD Instinct MI250X (gfx90a, cuda:0), 60.0 GiB of 64.0 GiB free, bf16, accelerator rocm" in text
+    assert "cuda:0 AMD Instinct MI250X (gfx90a, cuda:0), 60.0 GiB free, accelerator rocm" in text
     assert "ROCm settings MIOPEN_FIND_MODE 'FAST': how MIOpen" in text
     assert "MIOPEN_USER_DB_PATH not set: where" in text
     assert "none is visible" not in text
@@ -56,12 +55,13 @@ def test_a_machine_that_can_train(doctor, monkeypatch, tmp_path):
     assert f"MedMNIST {tmp_path}/[data], not there yet, writable" in text
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["can_train"]
-    assert found["facts"]["training"][1] == {
+    assert found["facts"]["devices"][1] == {
         "device": "cuda:0",
+        "accelerator": "rocm",
+        "name": "AMD Instinct MI250X (gfx90a, cuda:0)",
+        "memory_free": 60 * 2**30,
         "error": None,
-        "steps": 9,
-        "first_step_seconds": 2.5,
-        "steps_per_second": 4.0,
+        "seconds": 2.5,
     }
 
 
@@ -70,7 +70,7 @@ def test_json_on_the_screen_is_alone_there(doctor, tmp_path):
     found = json.loads(out)
     assert code == 0
     assert found["can_train"]
-    assert "training" not in found["facts"]
+    assert "seconds" not in found["facts"]["devices"][0]
     assert not list(tmp_path.iterdir())
 
 
@@ -78,7 +78,7 @@ def test_a_device_that_does_not_train_is_named(doctor, monkeypatch):
     def fail(*arguments):
         raise RuntimeError("HIP error: invalid device function.\nCompile with TORCH_USE_HIP_DSA")
 
-    monkeypatch.setattr(training_check, "train_briefly", fail)
+    monkeypatch.setattr(diagnosis, "dry_run", fail)
     code, out, err = doctor()
     assert code == 1
     assert "can train" not in out

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightning_fedstop import accelerators, diagnosis
-from lightning_fedstop.diagnosis import diagnose, folder, machine, unmet_requirements
+from lightning_fedstop.diagnosis import devices, diagnose, dry_run, folder, unmet_requirements
 from tests.rocm_fakes import GIB, fake_rocm, forbid_processes
 
 
@@ -27,7 +27,7 @@ def test_a_machine_that_can_train(look, tmp_path):
     cpu = found.facts["devices"][0]
     assert (cpu["device"], cpu["accelerator"], cpu["error"]) == ("cpu", "cpu", None)
     assert found.facts["versions"]["torch"]
-    assert found.facts["default_root_dir"] | {"free_bytes": 0} == {
+    assert found.facts["runs"] | {"free_bytes": 0} == {
         "path": str(tmp_path),
         "exists": True,
         "refusal": None,
@@ -42,10 +42,9 @@ def test_archives_are_listed_with_what_is_wrong(look, tmp_path):
     images, labels = np.zeros((5, 28, 28, 3), np.uint8), np.zeros((5, 1), np.int64)
     np.savez(tmp_path / "data" / "bloodmnist.npz", train_images=images, train_labels=labels)
     (tmp_path / "data" / "pathmnist.npz").write_bytes(b"PK truncated")
-    good, bad = look().facts["data"]["archives"]
-    assert good == {"file": "bloodmnist.npz", "height": 28, "width": 28, "train": 5, "val": 0, "test": 0, "error": None}
-    assert bad["file"] == "pathmnist.npz"
-    assert "truncated, damaged" in bad["error"]
+    archives = look().facts["archives"]
+    assert archives["bloodmnist.npz"] == "28 x 28 px, 5 train, 0 val, 0 test"
+    assert "truncated, damaged" in archives["pathmnist.npz"]
 
 
 def test_a_folder_that_cannot_be_written_is_a_problem(tmp_path):
@@ -79,23 +78,38 @@ def test_requirements_are_compared_with_what_is_installed(monkeypatch):
     ]
 
 
-def test_memory_limits_of_a_container_count(monkeypatch, tmp_path):
-    limit, none, huge = (tmp_path / name for name in ("limit", "none", "huge"))
-    limit.write_text(f"{2**20}\n")
-    none.write_text("max\n")
-    huge.write_text(f"{2**63 - 4096}\n")
-    for paths, expected in (((none, huge), None), ((none, limit, tmp_path / "absent"), 2**20)):
-        monkeypatch.setattr(diagnosis, "_MEMORY_LIMITS", tuple(map(str, paths)))
-        assert machine()["memory_limit"] == expected
+def test_torch_s_own_facts_are_short_and_known(look):
+    machine = look().facts["machine"]
+    assert machine["torch built for"] in machine.values()
+    assert machine["torch threads"] == torch.get_num_threads()
+    assert machine["is debug build"] == "False"
+    assert not {"", "N/A", "Could not collect", "None"}.intersection(machine.values())
+    assert all(len(str(value)) < 200 for value in machine.values())
 
 
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [("flags : fpu amx_bf16", True), ("Features : bf16", True), ("flags : avx2", False), ("", None)],
-)
-def test_bfloat16_of_the_processor(monkeypatch, flags, expected):
-    monkeypatch.setattr(diagnosis, "_lines", lambda path: [flags] if path == "/proc/cpuinfo" else [])
-    assert machine()["bf16"] is expected
+def test_facts_that_torch_cannot_collect_are_no_problem(look, monkeypatch):
+    def fail():
+        raise RuntimeError("no driver\n at all")
+
+    monkeypatch.setattr("torch.utils.collect_env.get_env_info", fail)
+    found = look()
+    assert not found.problems
+    assert found.facts["machine"]["not collected"] == "RuntimeError: no driver at all"
+
+
+def test_a_dry_run_trains_and_writes_nothing(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert dry_run("cpu") > 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_weights_that_are_not_finite_are_an_error(monkeypatch):
+    from lightning_fedstop import ImageClassifier
+
+    step = ImageClassifier.training_step
+    monkeypatch.setattr(ImageClassifier, "training_step", lambda self, *batch: step(self, *batch) * torch.nan)
+    with pytest.raises(FloatingPointError, match="not finite"):
+        dry_run("cpu")
 
 
 def test_rocm_without_a_gpu_is_a_warning_unless_it_is_asked_for(look, monkeypatch):
@@ -106,7 +120,7 @@ def test_rocm_without_a_gpu_is_a_warning_unless_it_is_asked_for(look, monkeypatc
     assert not found.problems
     (warning,) = found.warnings
     assert warning.startswith("Only the CPU can train: torch")
-    assert found.facts["torch"]["build"] == "HIP 6.4.43482"
+    assert found.facts["machine"]["torch built for"] == "HIP 6.4.43482"
     assert found.facts["rocm_settings"]["MIOPEN_FIND_MODE"] == "FAST"
     assert found.facts["rocm_settings"]["MIOPEN_USER_DB_PATH"] is None
     (problem,) = look("rocm").problems
@@ -116,21 +130,19 @@ def test_rocm_without_a_gpu_is_a_warning_unless_it_is_asked_for(look, monkeypatc
 def test_gpus_are_described_without_a_process(look, monkeypatch):
     fake_rocm(monkeypatch, gpus=2)
     without_pynvml(monkeypatch)
-    forbid_processes(monkeypatch)
     found = look("rocm")
     assert not found.problems + found.warnings
-    assert found.facts["devices"][2] == {
+    forbid_processes(monkeypatch)
+    assert found.facts["devices"] == devices()
+    assert devices()[2] == {
         "device": "cuda:1",
         "accelerator": "rocm",
         "name": "AMD Instinct MI250X (gfx90a, cuda:1)",
         "memory_free": 60 * GIB,
-        "memory_total": 64 * GIB,
-        "bf16": True,
         "error": None,
     }
     monkeypatch.setattr(torch.version, "hip", None)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: type("Turing", (), {"major": 7}))
-    assert [(device["accelerator"], device["bf16"]) for device in look().facts["devices"][1:]] == [("cuda", False)] * 2
+    assert [device["accelerator"] for device in look().facts["devices"][1:]] == ["cuda"] * 2
 
 
 def test_a_gpu_that_does_not_answer_is_a_problem(look, monkeypatch):
