@@ -171,6 +171,8 @@ class Recording(TrainerInterface):
         saver = next((c for c in self.callbacks if isinstance(c, ModelCheckpoint)), None)
         # A resumed run that had nothing left to train has saved nothing.
         written = saver is not None and (saver.best_model_path or saver.last_model_path or self.ckpt_path)
+        rows = self.record.rows() if self.record is not None and self.is_global_zero else []
+        rules = [callback.log_name for callback in self.callbacks if isinstance(callback, CriterionCallback)]
         summary = summarize(
             stop_round=self.current_epoch,
             stop_reason=self._stop_reason(),
@@ -182,7 +184,7 @@ class Recording(TrainerInterface):
             seconds=time.perf_counter() - self._began,
             theta=self.server.theta,
             rules=describe_rules(self.callbacks, averages),
-            **extremes(self.record.rows() if self.record is not None and self.is_global_zero else []),
+            **extremes(rows, rules),
         )
         self.summary = summary
         if self.record is not None and self.is_global_zero:

@@ -39,6 +39,12 @@ COLUMNS = (
 )
 """The columns every record starts with; a value that a round lacks leaves its field empty."""
 
+RESERVED = (
+    *("round", "distance", "growth_rate", "wait_count", "lr", "clients", "samples", "bytes_down", "bytes_up"),
+    *("seconds_train", "seconds_idle", "seconds_eval", "seconds_criterion", "skipped_steps"),
+)
+"""The columns that the loop itself fills."""
+
 RENAMED = {
     "task_vector/distance": "distance",
     "task_vector/growth_rate": "growth_rate",

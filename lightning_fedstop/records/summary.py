@@ -13,11 +13,12 @@ from torch import Tensor
 
 from lightning_fedstop.environment import device_name, versions
 from lightning_fedstop.records.distance import DistanceRecorder
+from lightning_fedstop.records.run_record import RESERVED
 from lightning_fedstop.stopping.callback import CriterionCallback
+from lightning_fedstop.stopping.validation import better_of
 
-_COMPARED = ("train_loss", "val_loss", "val_acc", "val_f1", "test_loss", "test_acc", "test_f1")
-FIGURES = (*_COMPARED, "distance", "growth_rate", "lr")
-"""The columns of the record that ``summary.json`` repeats."""
+OWN_FIGURES = ("distance", "growth_rate", "lr")
+"""The loop's own columns whose last values ``summary.json`` repeats, beside those of all that the module has logged."""
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
@@ -54,7 +55,7 @@ def summarize(
     seconds: float,
     theta: Tensor,
     rules: list[dict[str, Any]] | None = None,
-    best: dict[str, dict[str, float]] | None = None,
+    best: dict[str, dict[str, Any]] | None = None,
     final: dict[str, float] | None = None,
 ) -> dict[str, Any]:
     """The content of ``summary.json``.
@@ -126,23 +127,31 @@ def describe_rules(callbacks: Sequence[Any], averages: Mapping[str, dict[str, fl
     return described
 
 
-def extremes(rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+def extremes(rows: Sequence[Mapping[str, str]], rules: Sequence[str] = ()) -> dict[str, Any]:
     """The best figures of a record with the rounds that had them, and its last ones.
 
-    Losses are best small, accuracies and F1 scores best large; figures that are not finite are no figures.
+    All that the module has logged counts. ``mode`` says which way is taken for better: ``"min"`` where the name ends
+    like that of a loss or an error, else ``"max"``. Figures that are not finite are no figures.
 
-    >>> extremes([{"round": "1", "val_loss": "2", "val_acc": ""}, {"round": "2", "val_loss": "nan", "val_acc": "0.5"}])
-    {'best': {'val_loss': {'value': 2.0, 'round': 1}, 'val_acc': {'value': 0.5, 'round': 2}}, 'final': {'val_acc': 0.5}}
+    Args:
+        rows: the rows of the record, as text.
+        rules: what the names of the stopping rules' own figures begin with.
+
+    >>> extremes([{"round": "1", "val/loss": "2", "val_acc": ""}, {"round": "2", "val/loss": "3", "val_acc": "nan"}])
+    {'best': {'val/loss': {'value': 2.0, 'round': 1, 'mode': 'min'}}, 'final': {'val/loss': 3.0}}
     """
-    best: dict[str, dict[str, float]] = {}
+    best: dict[str, dict[str, Any]] = {}
     final: dict[str, float] = {}
+    own = tuple(f"{rule}/" for rule in rules)
     for row in rows:
-        figures = {name: float(row[name]) for name in FIGURES if row.get(name)}
+        logged = [name for name in row if name not in RESERVED and not name.startswith(own)]
+        figures = {name: float(row[name]) for name in (*logged, *OWN_FIGURES) if row.get(name)}
         final = {name: value for name, value in figures.items() if math.isfinite(value)}
-        for name, value in final.items():
-            sign = -1 if name.endswith("loss") else 1
-            if name in _COMPARED and (name not in best or sign * value > sign * best[name]["value"]):
-                best[name] = {"value": value, "round": int(row["round"])}
+        for name in logged:
+            mode = better_of(name) or "max"
+            sign = -1 if mode == "min" else 1
+            if name in final and (name not in best or sign * final[name] > sign * best[name]["value"]):
+                best[name] = {"value": final[name], "round": int(row["round"]), "mode": mode}
     return {"best": best, "final": final}
 
 

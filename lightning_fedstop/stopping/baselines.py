@@ -4,10 +4,7 @@ import lightning.pytorch as pl
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lightning_fedstop.stopping.callback import CriterionCallback, is_dry_run
-from lightning_fedstop.stopping.validation import Mode, ValidationCriterion, ValidationDecision
-
-_BETTER_LARGE = ("acc", "accuracy", "f1", "auroc", "auc", "precision", "recall", "score")
-_BETTER_SMALL = ("loss", "error", "mse", "mae", "nll", "perplexity")
+from lightning_fedstop.stopping.validation import Mode, ValidationCriterion, ValidationDecision, better_of
 
 
 class ValidationEarlyStopping(CriterionCallback):
@@ -136,11 +133,9 @@ class ValidationEarlyStopping(CriterionCallback):
 
 
 def _mode_of(monitor: str) -> Mode:
-    last = monitor.lower().replace("/", "_").replace("-", "_").split("_")[-1]
-    if last in _BETTER_LARGE:
-        return "max"
-    if last in _BETTER_SMALL:
-        return "min"
+    mode = better_of(monitor)
+    if mode is not None:
+        return mode
     raise ValueError(
         f"`mode` must be 'min' or 'max' for `monitor={monitor!r}`, whose name does not tell which is better."
     )

@@ -43,6 +43,7 @@ class CriterionCallback(pl.Callback):
         stopping_reason: Why.
         stopping_reason_message: The same in a sentence, or None.
         seconds: Time this callback has taken in this fit.
+        log_name: What the names of its logged figures begin with, before a slash.
     """
 
     log_prefix = "criterion"
@@ -75,7 +76,7 @@ class CriterionCallback(pl.Callback):
         self.log_rank_zero_only = require_flag("log_rank_zero_only", log_rank_zero_only)
         self.observe_only = require_flag("observe_only", observe_only)
         self._fresh_criterion = criterion.state_dict()
-        self._log_name = self.log_prefix
+        self.log_name = self.log_prefix
         self._keeps_its_state = False
         self._reset()
 
@@ -125,7 +126,7 @@ class CriterionCallback(pl.Callback):
                 )
             alike = [callback for callback in getattr(trainer, "callbacks", []) if type(callback) is type(self)]
             place = alike.index(self) + 1 if self in alike else 1
-            self._log_name = self.log_prefix if place == 1 else f"{self.log_prefix}_{place}"
+            self.log_name = self.log_prefix if place == 1 else f"{self.log_prefix}_{place}"
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Say once a fit what makes any rule fire early, or keeps it from firing."""
@@ -244,7 +245,7 @@ class CriterionCallback(pl.Callback):
         return False
 
     def _log(self, pl_module: pl.LightningModule, values: dict[str, float]) -> None:
-        named = {f"{self._log_name}/{name}": float(value) for name, value in values.items()}
+        named = {f"{self.log_name}/{name}": float(value) for name, value in values.items()}
         on_step = self.check_every_n_steps is not None
         pl_module.log_dict(named, prog_bar=True, on_step=on_step, on_epoch=not on_step, batch_size=1, sync_dist=True)
 

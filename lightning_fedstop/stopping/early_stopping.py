@@ -228,7 +228,7 @@ class TaskVectorEarlyStopping(CriterionCallback):
             self._tell_of_left_out(trainer, self.saturation_average)
         self._act(trainer, epoch, decision, self._explain(decision))
         if self.saturation_average is not None and self.saturation_average.rounds and self.stopped and not was_stopped:
-            self.average_path = _save_average(self.saturation_average, trainer, pl_module, self._log_name)
+            self.average_path = _save_average(self.saturation_average, trainer, pl_module, self.log_name)
         if not math.isfinite(decision.distance) and not self.stopped and not self._has_warned:
             self._has_warned = True
             rank_zero_warn(f"A parameter is NaN or infinite since epoch {epoch}, and the fit is not stopped for it.")

@@ -5,6 +5,7 @@ loss, percentage points for an accuracy. Nothing here needs Lightning or torch.
 """
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -14,8 +15,25 @@ from lightning_fedstop.stopping.decision import StoppingReason
 
 Mode: TypeAlias = Literal["min", "max"]
 _MODES = ("min", "max")
+_BETTER: dict[str, Mode] = {
+    **dict.fromkeys(("acc", "accuracy", "f1", "auroc", "auc", "precision", "recall", "score", "iou", "dice"), "max"),
+    **dict.fromkeys(("loss", "error", "mse", "rmse", "mae", "nll", "perplexity"), "min"),
+}
 # A loss starts from infinity, so that round 1 always improves it; an accuracy from 0.
 _FIRST_BEST = {"min": math.inf, "max": 0.0}
+
+
+def better_of(name: str) -> Mode | None:
+    """Which way a figure is better, by the last word of its name; None if that does not tell.
+
+    Words are parted by any sign or by a capital letter; what Lightning appends to a name is no part of it.
+
+    >>> better_of("val/loss"), better_of("val.MulticlassAccuracy/dataloader_idx_0"), better_of("val_temperature")
+    ('min', 'max', None)
+    """
+    name = re.sub(r"(_epoch)?(/dataloader_idx_\d+)?$", "", name)
+    words = re.findall(r"[A-Z]+(?![a-z])\d*|[A-Z]?[a-z]+\d*", name)
+    return _BETTER.get(words[-1].lower()) if words else None
 
 
 @dataclass(frozen=True)

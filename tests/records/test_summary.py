@@ -5,6 +5,7 @@ import struct
 import pytest
 import torch
 
+from lightning_fedstop.records.run_record import RESERVED
 from lightning_fedstop.records.summary import (
     describe,
     extremes,
@@ -72,12 +73,44 @@ def test_the_best_figures_have_their_rounds_and_what_is_not_finite_is_none():
     ]
     found = extremes(rows)
     assert found["best"] == {
-        "val_loss": {"value": 1.0, "round": 2},
-        "val_acc": {"value": 0.5, "round": 1},
-        "test_acc": {"value": 0.3, "round": 2},
+        "val_loss": {"value": 1.0, "round": 2, "mode": "min"},
+        "val_acc": {"value": 0.5, "round": 1, "mode": "max"},
+        "test_acc": {"value": 0.3, "round": 2, "mode": "max"},
     }
     assert found["final"] == {"val_acc": 0.5}
     assert extremes([]) == {"best": {}, "final": {}}
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        ("val/acc", "max"),
+        ("val/loss", "min"),
+        ("valid.top1.accuracy", "max"),
+        ("val_loss/dataloader_idx_1", "min"),
+        ("val-CrossEntropyLoss", "min"),
+        ("val_MeanSquaredError", "min"),
+        ("val_BinaryF1Score", "max"),
+        ("test_RMSE_epoch", "min"),
+        ("Genauigkeit", "max"),
+        ("logged/distance", "max"),
+    ],
+)
+def test_every_name_that_a_user_may_log_has_a_best_figure(name, mode):
+    rows = [
+        {"round": str(r), name: value, "lr": "0.1"} for r, value in ((1, "2.0"), (2, "1.0"), (3, "3.0"), (4, "2.5"))
+    ]
+    value, round = (1.0, 2) if mode == "min" else (3.0, 3)
+    found = extremes(rows)
+    assert found["best"] == {name: {"value": value, "round": round, "mode": mode}}
+    assert found["final"] == {name: 2.5, "lr": 0.1}
+
+
+def test_figures_of_the_loop_and_of_its_rules_have_no_best():
+    row = {**dict.fromkeys(RESERVED, "1"), "task_vector_2/distance": "1", "consensus/shift": "1", "consensus": "1"}
+    found = extremes([row], ["task_vector", "task_vector_2", "consensus"])
+    assert list(found["best"]) == ["consensus"]
+    assert found["final"] == {"consensus": 1.0, "distance": 1.0, "growth_rate": 1.0, "lr": 1.0}
 
 
 def test_an_average_is_described_beside_the_last_model():
