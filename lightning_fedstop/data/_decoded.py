@@ -3,7 +3,6 @@
 import hashlib
 import secrets
 import shutil
-import sys
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock, Timeout
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from numpy.typing import NDArray
 
@@ -78,26 +78,24 @@ def _is_whole(path: Path, member: zipfile.ZipInfo) -> bool:
 
 @contextmanager
 def _turn(folder: Path) -> Iterator[bool]:
-    """Wait until no other process decodes into the folder; ``False`` where the system cannot tell.
+    """Wait until no other process decodes into the folder; ``False`` on a file system without locks.
 
     The lock ends with the process that holds it, however that ends.
     """
-    if sys.platform == "win32":
+    lock = FileLock(folder / ".lock")
+    try:
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            rank_zero_info(f"Waiting for another process that decodes into '{folder}'.")
+            lock.acquire()
+    except (OSError, NotImplementedError):
         yield False
         return
-    import fcntl
-
-    with (folder / ".lock").open("ab") as file:
-        try:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                rank_zero_info(f"Waiting for another process that decodes into '{folder}'.")
-                fcntl.flock(file, fcntl.LOCK_EX)
-            alone = True
-        except OSError:  # a file system without locks
-            alone = False
-        yield alone
+    try:
+        yield True
+    finally:
+        lock.release()
 
 
 def _decode(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path, alone: bool) -> None:
