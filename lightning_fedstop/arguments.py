@@ -175,6 +175,7 @@ def check_federation(
             f" they are skipped."
         )
     batch_size = getattr(datamodule, "batch_size", None)
+    drops_single = drops_single or getattr(datamodule, "drop_last", False) is True
     if drops_single or not batch_size or not any(isinstance(m, _BatchNorm) for m in module.modules()):
         return
     single = [client for client, size in enumerate(sizes) if size and (size % batch_size == 1 or batch_size == 1)]

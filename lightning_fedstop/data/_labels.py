@@ -13,26 +13,31 @@ from lightning_fedstop.data._checks import IntArray
 _ITEM_KEYS = ("label", "labels", "target", "targets", "y")
 
 
-def dataset_labels(dataset: Dataset[Any], read_items: bool = True) -> IntArray | None:
+def dataset_labels(dataset: Dataset[Any], read_items: bool = True, by_list: bool = False) -> IntArray | None:
     """Class numbers of a map-style data set, shape ``(n,)``, or ``None`` if it has none.
 
     They are taken from ``targets``, ``labels`` or ``tensors[1]``, through ``Subset`` and ``ConcatDataset``, or else
     from the second part (or the ``label``, ``target``, ``y`` entry) of each item, read once. Reading items leaves the
     global random generators as they were.
+
+    Args:
+        dataset: the data set.
+        read_items: whether items may be read.
+        by_list: whether the data set is indexed by lists of item numbers.
     """
     if isinstance(dataset, Subset):
         whole = dataset_labels(dataset.dataset, read_items=False)
         if whole is not None:
             return whole[np.asarray(dataset.indices, dtype=np.int64)]
     elif isinstance(dataset, ConcatDataset):
-        parts = [dataset_labels(part, read_items) for part in dataset.datasets]
+        parts = [dataset_labels(part, read_items, by_list) for part in dataset.datasets]
         if all(part is not None for part in parts):
             return np.concatenate([part for part in parts if part is not None])
     else:
         found = _from_attributes(dataset)
         if found is not None:
             return found
-    return _from_items(dataset) if read_items else None
+    return _from_items(dataset, by_list) if read_items else None
 
 
 def _from_attributes(dataset: Any) -> IntArray | None:
@@ -60,14 +65,14 @@ def _class_numbers(values: Any, dataset: Any) -> IntArray | None:
     return array.astype(np.int64) if fits else None
 
 
-def _from_items(dataset: Any) -> IntArray | None:
+def _from_items(dataset: Any, by_list: bool) -> IntArray | None:
     if not isinstance(dataset, Sized):
         return None
     items: Any = dataset
     labels = np.empty(len(items), np.int64)
     with isolate_rng():
         for index in range(len(items)):
-            value = _label_of(items[index])
+            value = _label_of(items[[index] if by_list else index])
             if value is None:
                 return None
             labels[index] = value

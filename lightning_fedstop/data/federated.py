@@ -9,12 +9,12 @@ import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
 from typing_extensions import Self
 
 from lightning_fedstop.data._checks import IntArray, whole_number
 from lightning_fedstop.data._config import as_skew, plain
 from lightning_fedstop.data._labels import dataset_labels
+from lightning_fedstop.data._loader import OWN_CLIENTS, TrainingLoader
 from lightning_fedstop.data.partition import Partition
 from lightning_fedstop.data.skew import Skew
 from lightning_fedstop.seeding import resolve_seed
@@ -151,22 +151,27 @@ class FederatedDataModule(LightningDataModule):
 class Federated(FederatedDataModule):
     """Deals the training set of a data module you already have to clients.
 
-    The data set behind ``datamodule.train_dataloader()`` is dealt; its collate function, workers and, unless given, its
-    batch size are kept. Classes are found in ``targets``, ``labels`` or ``tensors[1]`` of the data set, or by reading
-    every item once; data without classes can be dealt by ``Iid`` and ``QuantitySkew``. Everything else, the validation
-    and test loaders, the hooks that move batches, state, set-up and tear-down, is the wrapped module's.
+    The samples that ``datamodule.train_dataloader()`` can draw are dealt: all of its data set, or those that its
+    sampler names (``SubsetRandomSampler``, the weights above 0 of ``WeightedRandomSampler``, ...), counted in the order
+    of the data set. The loader of a client makes batches as that loader does, with its batch size unless another is
+    given, its short last batch, collate function and workers; it shuffles, and draws each sample once an epoch. With
+    ``drop_last``, clients of fewer samples than a batch count as empty.
+
+    Classes are found in ``targets``, ``labels`` or ``tensors[1]`` of the data set, or by reading every item once; data
+    without classes can be dealt by ``Iid`` and ``QuantitySkew``. Everything else, the validation and test loaders, the
+    hooks that move batches, state, set-up and tear-down, is the wrapped module's.
 
     Args:
         datamodule: the data module to federate.
         num_clients: the number of clients N.
         skew: how samples are dealt; ``None`` is ``Iid``.
-        batch_size: local batch size; ``None`` takes that of the wrapped loader.
+        batch_size: local batch size; ``None`` takes that of the wrapped loader, and is that after ``setup("fit")``.
         seed: decides the partition; ``None`` takes the one ``seed_everything`` set, else 0.
         partition_path: a saved partition, used instead of a new draw.
 
     Raises:
         TypeError: if ``datamodule`` is no ``LightningDataModule``, or its training loader is not one ``DataLoader``
-            over a map-style data set.
+            over a map-style data set, or what its sampler can draw is unknown.
         ValueError: if an argument is out of range, or the skew needs classes and the data has none.
 
     >>> from torch.utils.data import TensorDataset
@@ -187,12 +192,17 @@ class Federated(FederatedDataModule):
         partition_path: str | Path | None = None,
     ) -> None:
         if not isinstance(datamodule, LightningDataModule):
-            raise TypeError(f"`datamodule` must be a LightningDataModule, got {type(datamodule).__name__}.")
+            raise TypeError(
+                f"`datamodule` must be a LightningDataModule, got {type(datamodule).__name__}: where each of several "
+                f"data sets is a client, {OWN_CLIENTS}."
+            )
         self.datamodule = datamodule
         super().__init__(num_clients, skew, seed, partition_path)
-        self.batch_size = None if batch_size is None else whole_number("batch_size", batch_size, 1)
+        self._given_batch_size = None if batch_size is None else whole_number("batch_size", batch_size, 1)
+        self.batch_size = self._given_batch_size
+        self.drop_last = False
         self.save_hyperparameters(ignore=["datamodule"])
-        self._loader: DataLoader[Any] | None = None
+        self._loader: TrainingLoader | None = None
         self.prepare_data_per_node = datamodule.prepare_data_per_node
         self.allow_zero_length_dataloader_with_multiple_devices = (
             datamodule.allow_zero_length_dataloader_with_multiple_devices
@@ -229,53 +239,42 @@ class Federated(FederatedDataModule):
         self.datamodule.setup(stage)
         if stage not in ("fit", None):
             return
-        loader = self._checked_loader(self.datamodule.train_dataloader())
-        if self._loader is None or loader.dataset is not self._loader.dataset:
+        source = f"`{type(self.datamodule).__name__}.train_dataloader()`"
+        loader = TrainingLoader(self.datamodule.train_dataloader(), source, self._given_batch_size)
+        is_new = not loader.draws_from(self._loader)
+        if is_new:
+            loader.tell()
             reads = self.skew.needs_labels or self.partition_path is not None
-            self.deal(dataset_labels(loader.dataset, read_items=reads), len(loader.dataset))  # type: ignore[arg-type]
-        self._loader = loader
+            self.deal(dataset_labels(loader.training_set, reads, loader.by_list), len(loader.samples))
+        self._loader, self.batch_size, self.drop_last = loader, loader.batch_size, loader.drop_last
+        if is_new:
+            self._warn_of_short_clients()
 
-    def _checked_loader(self, loader: Any) -> DataLoader[Any]:
-        who = f"`{type(self.datamodule).__name__}.train_dataloader()`"
-        if not isinstance(loader, DataLoader):
-            raise TypeError(
-                f"{who} must return one torch DataLoader to be dealt to clients, got {type(loader).__name__}."
-            )
-        if isinstance(loader.dataset, IterableDataset):
-            raise TypeError(f"{who} streams an IterableDataset, which cannot be dealt to clients: use a map-style one.")
-        if self.batch_size is None and self._loader_batch_size(loader) is None:
-            raise ValueError(f"{who} has no fixed batch size: give `batch_size`.")
-        if type(loader.sampler) not in (RandomSampler, SequentialSampler) and self._loader is None:
+    def _warn_of_short_clients(self) -> None:
+        short = [
+            client
+            for client, (size, kept) in enumerate(zip(self.partition.sizes, self.client_sizes, strict=True))
+            if size > kept
+        ]
+        if short:
             rank_zero_warn(
-                f"{who} draws with {type(loader.sampler).__name__}; each client draws its own samples without "
-                f"replacement instead."
+                f"The training loader has `drop_last=True`: {len(short)} of {self.num_clients} clients (the first is "
+                f"client {short[0]} with {self.partition.sizes[short[0]]} samples) have no whole batch of "
+                f"{self.batch_size} and count as empty."
             )
-        return loader
 
-    @staticmethod
-    def _loader_batch_size(loader: DataLoader[Any]) -> int | None:
-        return loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    @property
+    def client_sizes(self) -> list[int]:
+        """Samples per client, after ``setup("fit")``; 0 where ``drop_last`` leaves a client without a batch."""
+        sizes = self.partition.sizes
+        least = (self.batch_size or 1) if self.drop_last else 0
+        kept: list[int] = np.where(sizes < least, 0, sizes).tolist()
+        return kept
 
     def client_dataloader(self, client: int, generator: torch.Generator) -> Iterable[Any]:
         """The batches of one client; see :meth:`FederatedDataModule.client_dataloader`."""
         indices = self.partition[client]
-        loader = self._loader
-        if len(indices) == 0 or loader is None:
-            return []
-        options: dict[str, Any] = {} if loader.num_workers == 0 else {"prefetch_factor": loader.prefetch_factor}
-        return DataLoader(
-            Subset(loader.dataset, indices.tolist()),
-            batch_size=self.batch_size or self._loader_batch_size(loader),
-            shuffle=True,
-            generator=generator,
-            collate_fn=loader.collate_fn,
-            num_workers=loader.num_workers,
-            pin_memory=loader.pin_memory,
-            timeout=loader.timeout,
-            worker_init_fn=loader.worker_init_fn,
-            multiprocessing_context=loader.multiprocessing_context,
-            **options,
-        )
+        return [] if len(indices) == 0 or self._loader is None else self._loader.of(indices, generator)
 
     def train_dataloader(self) -> Any:
         """The wrapped module's loader over the pooled training set."""

@@ -5,15 +5,9 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    TensorDataset,
-    WeightedRandomSampler,
-)
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
 from lightning_fedstop.data import DirichletSkew, Federated, FederatedDataModule, Iid, PathologicalSkew, QuantitySkew
 from lightning_fedstop.seeding import torch_generator
@@ -99,31 +93,26 @@ def test_client_epochs_come_from_the_generator_alone(module):
 
 def test_keeps_batch_size_collation_and_the_short_last_batch():
     data = TensorDataset(torch.arange(14.0), torch.arange(14) % 2)
-    loader = DataLoader(data, batch_size=4, shuffle=True, drop_last=True, collate_fn=lambda items: ("mine", len(items)))
+    loader = DataLoader(data, batch_size=4, shuffle=True, collate_fn=lambda items: ("mine", len(items)))
     module = federate(loader)
     module.setup("fit")
     assert list(module.client_dataloader(0, torch.Generator())) == [("mine", 4), ("mine", 3)]
+    assert module.batch_size == 4
     smaller = federate(loader, batch_size=2)
     smaller.setup("fit")
     assert [size for _, size in smaller.client_dataloader(0, torch.Generator())] == [2, 2, 2, 1]
 
 
-def test_a_batch_sampler_gives_its_batch_size():
+def test_drop_last_is_kept_and_clients_without_a_batch_count_as_empty():
     data = TensorDataset(torch.arange(14.0), torch.arange(14) % 2)
-    module = federate(DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data), 5, False)))
-    module.setup("fit")
-    assert [len(x) for x, _ in module.client_dataloader(0, torch.Generator())] == [5, 2]
-    unknown = federate(DataLoader(data, batch_sampler=[[0, 1], [2]]))
-    with pytest.raises(ValueError, match="no fixed batch size: give `batch_size`"):
-        unknown.setup("fit")
-
-
-def test_workers_are_kept(module):
-    data = TensorDataset(torch.arange(8.0), torch.arange(8) % 2)
-    module = federate(DataLoader(data, batch_size=2, num_workers=1, prefetch_factor=3))
-    module.setup("fit")
-    loader = module.client_dataloader(0, torch.Generator())
-    assert (loader.num_workers, loader.prefetch_factor) == (1, 3)
+    module = federate(DataLoader(data, batch_size=4, shuffle=True, drop_last=True), num_clients=4)
+    with pytest.warns(
+        UserWarning, match=r"2 of 4 clients \(the first is client 2 with 3 samples\) have no whole batch of 4"
+    ):
+        module.setup("fit")
+    assert module.client_sizes == [4, 4, 0, 0]
+    assert [len(list(module.client_dataloader(client, torch.Generator()))) for client in range(4)] == [1, 1, 0, 0]
+    assert module.partition.sizes.tolist() == [4, 4, 3, 3]
 
 
 def test_a_client_without_samples_has_no_batches():
@@ -162,11 +151,38 @@ def test_loaders_that_cannot_be_dealt_are_refused():
         Federated(Own(), num_clients=61).setup("fit")
 
 
-def test_a_sampler_that_is_replaced_is_told():
-    data = TensorDataset(torch.arange(4.0), torch.arange(4) % 2)
-    module = federate(DataLoader(data, batch_size=2, sampler=WeightedRandomSampler([1.0] * 4, 4)))
-    with pytest.warns(UserWarning, match="WeightedRandomSampler"):
+def test_parts_that_could_be_clients_are_named(caplog):
+    parts = [TensorDataset(torch.arange(n).float()) for n in (2, 3, 4)]
+    with caplog.at_level("INFO"):
+        federate(DataLoader(ConcatDataset(parts), batch_size=2)).setup("fit")
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "joins 3 data sets" in line
+    assert "write a `FederatedDataModule` of your own" in line
+    for several in (parts, {"a": DataLoader(parts[0])}, CombinedLoader([DataLoader(part) for part in parts])):
+        with pytest.raises(TypeError, match=r"`FederatedDataModule` of your own, whose `client_dataloader` gives"):
+            federate(several).setup("fit")
+    with pytest.raises(
+        TypeError, match=r"must be a LightningDataModule, got list: .*`FederatedDataModule` of your own"
+    ):
+        Federated(parts)
+
+
+def test_another_split_of_the_same_data_is_dealt_again():
+    class Folds(LightningDataModule):
+        data = TensorDataset(torch.arange(10).float(), torch.arange(10) % 2)
+        fold = range(5)
+
+        def train_dataloader(self):
+            return DataLoader(self.data, batch_size=2, sampler=SubsetRandomSampler(self.fold))
+
+    own = Folds()
+    module = Federated(own, num_clients=2, skew=DirichletSkew(1.0))
+    for fold in (range(5), range(4, 10)):
+        own.fold = fold
         module.setup("fit")
+        batches = [epoch(module.client_dataloader(client, torch.Generator())) for client in range(2)]
+        assert sorted(x for client in batches for batch in client for x in batch) == list(fold)
+        assert module.train_labels.tolist() == [k % 2 for k in fold]
 
 
 @pytest.mark.parametrize(

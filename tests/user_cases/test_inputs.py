@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch import LightningDataModule
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedstop.cli import main
 from lightning_fedstop.data import (
@@ -21,7 +21,7 @@ from lightning_fedstop.data import (
 )
 from lightning_fedstop.models import ImageClassifier, _backbone
 from tests.cli_tools import TINY, refusal
-from tests.helpers import QUIET, FederatedLoop, make_loop
+from tests.helpers import QUIET, Deep, FederatedLoop, fit, make_loop
 
 SMALL = {"depths": [1, 1, 1, 1], "dims": [4, 4, 8, 8]}
 
@@ -283,3 +283,21 @@ def test_samples_are_neither_lost_nor_piled_on_one_client(size):
     federated.setup("fit")
     assert sum(federated.client_sizes) == 23
     assert max(federated.client_sizes) - min(federated.client_sizes) <= 1
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_batch_of_one_that_the_users_loader_makes_is_refused_for_batchnorm_and_one_that_it_drops_is_not(
+    tmp_path, drop_last
+):
+    class Own(LightningDataModule):
+        def train_dataloader(self):
+            data = TensorDataset(torch.randn(10, 4), torch.arange(10) % 2)
+            return DataLoader(data, batch_size=4, shuffle=True, drop_last=drop_last)
+
+    data, module = FederatedDataModule.from_datamodule(Own(), num_clients=2), Deep()
+    if drop_last:
+        loop, _ = fit(tmp_path, module=module, data=data, max_rounds=1)
+        assert loop.current_epoch == 1
+        return
+    with pytest.raises(ValueError, match=r"\(the first is client 0 with 5 samples\) have a batch of 1 at the batch"):
+        fit(tmp_path, module=module, data=data, max_rounds=1)
