@@ -8,6 +8,7 @@ from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from lightning_fedstop.stopping.callback import CriterionCallback
 from lightning_fedstop.trainer_interface import TrainerInterface
 
 Bound = list[Callable[..., Any]]
@@ -23,13 +24,16 @@ OPTIMIZER_HOOKS = (
 BATCH_HOOKS = ("on_train_batch_start", "on_train_batch_end")
 CLIENT_HOOKS = ("on_client_start", "on_client_end")
 
+_MONITORS = (EarlyStopping, Checkpoint)
+
 
 class Hooks:
     """Calls hooks by name: the callbacks' with ``(loop, module, ...)``, then the module's with ``(...)``.
 
     As in a ``Trainer``, ``EarlyStopping`` and ``Checkpoint`` callbacks see ``on_train_epoch_end`` last: by
-    :meth:`monitoring`, when what the others logged there can be monitored. Hooks that nobody overrides cost one
-    dictionary look-up.
+    :meth:`monitoring`, when what the others logged there can be monitored. Before them, by :meth:`deciding`, come the
+    stopping rules of this package, which look at what the others have made of the model. Hooks that nobody overrides
+    cost one dictionary look-up.
 
     Args:
         loop: passed to callbacks as their trainer.
@@ -61,11 +65,17 @@ class Hooks:
         finally:
             self.module._current_fx_name = before
 
+    def deciding(self, name: str) -> None:
+        """Call one hook of the stopping rules of this package."""
+        self._call_of(CriterionCallback, name)
+
     def monitoring(self, name: str) -> None:
         """Call one hook of the callbacks that monitor what the others and the module logged in it."""
-        callbacks = [c for c in self.loop.callbacks if isinstance(c, EarlyStopping | Checkpoint)]
+        self._call_of(_MONITORS, name)
+
+    def _call_of(self, kind: type | tuple[type, ...], name: str) -> None:
         with self.naming(name):
-            for hook in self._of_callbacks(callbacks, name):
+            for hook in self._of_callbacks([c for c in self.loop.callbacks if isinstance(c, kind)], name):
                 hook()
 
     def owners(self, name: str) -> list[Any]:
@@ -76,7 +86,7 @@ class Hooks:
     def _bind(self, name: str) -> Bound:
         callbacks = self.loop.callbacks
         if name == "on_train_epoch_end":
-            callbacks = [c for c in callbacks if not isinstance(c, EarlyStopping | Checkpoint)]
+            callbacks = [c for c in callbacks if not isinstance(c, (CriterionCallback, *_MONITORS))]
         return self._of_callbacks(callbacks, name) + self._of_module(name)
 
     def _of_callbacks(self, callbacks: Sequence[Callback], name: str) -> Bound:

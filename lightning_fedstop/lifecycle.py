@@ -22,7 +22,6 @@ from lightning_fedstop.hooks import Hooks
 from lightning_fedstop.methods import FederatedMethod
 from lightning_fedstop.parameters import FlatParameters
 from lightning_fedstop.progress import RoundProgressBar, wants_progress_bar
-from lightning_fedstop.records.distance import DistanceRecorder
 from lightning_fedstop.results import ResultCollector
 from lightning_fedstop.resuming import clients_known, run_settings
 from lightning_fedstop.seeding import resolve_seed
@@ -81,8 +80,6 @@ class Lifecycle(Evaluating):
                 filename="last", enable_version_counter=False, save_on_train_epoch_end=True
             )
             callbacks = [*callbacks, self._default_checkpoint]
-        if not self.fast_dev_run and not any(isinstance(callback, TaskVectorEarlyStopping) for callback in callbacks):
-            callbacks = [*callbacks, DistanceRecorder()]
         self._callbacks = callbacks
         self._fresh_callbacks: dict[Callback, dict[str, Any]] = {}
         self.callbacks = reorder_callbacks(callbacks)
@@ -220,11 +217,17 @@ class Lifecycle(Evaluating):
             self.fabric,
             resolve_seed(self.seed),
             self.hooks,
+            self._start_device(),
         )
         self.parameters = parameters
         if self._loaded is not None:
             self._restore(self._loaded)
             self._loaded = None
+
+    def _start_device(self) -> str | None:
+        """Where a rule wants the weights that the run began with to be held."""
+        rules = [callback for callback in self.callbacks if isinstance(callback, TaskVectorEarlyStopping)]
+        return next((device for rule in rules if (device := rule.criterion.start_device)), None)
 
     def _on_exception(self, exception: BaseException) -> None:
         interrupted = isinstance(exception, KeyboardInterrupt | Terminated)

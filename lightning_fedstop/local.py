@@ -111,11 +111,18 @@ class LocalTrainer:
         for job in jobs:
             batches = job.make_batches()
             load_global()
+            self.start_client(job.client)
             self.call_hook("on_client_start", job.client.index)
+            self._take_from_hook(job.client)
             yield job.client, self._train(job, batches)
             # The jobs outlive their clients' training, and the vectors of a whole cohort would be too many.
             job.client.vectors = {}
         self.finished = [time.perf_counter()]
+
+    def _take_from_hook(self, client: Client) -> None:
+        """Let the method know the rates that hold for this client; the module holds the weights it starts at."""
+        self.parameters.check_unchanged()
+        client.lr, client.momentum = self.solver.lr, self.solver.momentum
 
     def _train(self, job: Job, batches: Iterable[Any]) -> LocalUpdate:
         with seeded(job.seed):
@@ -126,8 +133,7 @@ class LocalTrainer:
         return self.update_of(client, self.take_steps(client, batches))
 
     def take_steps(self, client: Client, batches: Iterable[Any]) -> int:
-        """Take one client's local steps, after which the module holds its local model; gives their number."""
-        self.start_client(client)
+        """Take a started client's local steps, after which the module holds its local model; gives their number."""
         self._prepare(client, batches)
         steps = self._step_through(client, batches)
         self.collector.start_batch(None)

@@ -1,5 +1,6 @@
 """The federated training loop, built on Lightning Fabric."""
 
+import math
 import os
 import time
 
@@ -23,6 +24,9 @@ class FederatedLoop(Lifecycle):
     One round is one training epoch: callbacks see ``current_epoch`` rounds finished, evaluation comes before
     ``on_train_epoch_end``, and two more hooks, ``on_client_start(loop, module, client)`` and ``on_client_end``, frame
     each client's training. Between rounds the module holds the global model, in a client's training the local one.
+    Weights, rates and buffers that hooks change between rounds are those that the next round starts from, as in a
+    ``Trainer``; those changed in ``on_client_start`` hold for this client alone, whose update is measured from the
+    global model. On several processes the first one's weights count.
 
     Args:
         method: the federated method; :class:`~lightning_fedstop.methods.FedAvg` by default.
@@ -191,6 +195,7 @@ class FederatedLoop(Lifecycle):
                 self._run_round(self.current_epoch + 1)
         hooks("on_train_end")
         hooks("on_fit_end")
+        self.server.adopt()
 
     def _is_done(self) -> bool:
         if self.nonfinite_reason is not None or self.current_epoch >= self.max_rounds:
@@ -202,17 +207,15 @@ class FederatedLoop(Lifecycle):
 
     def _run_round(self, round: int) -> None:
         """One round: the cohort trains, the server aggregates, the new global model is evaluated, callbacks decide."""
-        solver = self.server.trainer.solver
-        solver.start_round()
+        self.server.settle()
         self.hooks("on_train_epoch_start")
-        self.server.parameters.check_unchanged()
         self.module.train()
         report = self.server.run_round(round)
         logged = self.collector.compute(self.server.reduce, self.server.gather)
         self.global_step = round
         self._check_finite(round, report)
         self._tell_of_skips(round, report)
-        self._start_row({"round": round, "lr": solver.lr, "seconds_eval": 0.0, **report.row()})
+        self._start_row({"round": round, "seconds_eval": 0.0, **report.row()})
         self._take(logged)
         began = time.perf_counter()
         for evaluation in (evaluation for evaluation in self.evaluations if evaluation.is_due(round)):
@@ -255,11 +258,23 @@ class FederatedLoop(Lifecycle):
         self._take(Results.of("lr", self.row["lr"]))
         self.server.trainer.solver.end_round(self.callback_metrics, round)
         self.hooks("on_train_epoch_end")
+        self._measure()
+        self.hooks.deciding("on_train_epoch_end")
         self._take(self.collector.compute(self.server.reduce, self.server.gather))
         self.row["seconds_criterion"] = self._criterion_seconds()
         self.hooks.monitoring("on_train_epoch_end")
         self.current_epoch = round
         self._log_round()
+
+    def _measure(self) -> None:
+        """Put the distance of the global model, as hooks have left it, into the row, and report it."""
+        if self.server.adopt():
+            self.server.distance.measure(self.server.theta)
+        figures = self.server.distance.row()
+        self.row.update(figures)
+        for name, value in figures.items():
+            if not math.isnan(value):
+                self._take(Results.of(name, value))
 
     def _finish_fit(self) -> None:
         """Test figures if there is test data, and the summary."""

@@ -94,7 +94,7 @@ def status_of(trainer: Any) -> str:
     metrics = trainer.callback_metrics
     shown = {name: float(metrics[name]) for name in ("train_loss",) if name in metrics} | trainer.progress_bar_metrics
     parts = [f"{name} {value:.4g}" for name, value in shown.items() if not name.startswith("task_vector/")]
-    growth = metrics.get("task_vector/growth_rate")
+    growth = metrics.get("growth_rate")
     if growth is not None:
         parts.append(f"growth {float(growth):.2%}")
     rules = [c for c in trainer.callbacks if hasattr(c, "wait_count") and hasattr(c, "criterion")]

@@ -51,6 +51,26 @@ class Recording(TrainerInterface):
         """The run's version folder, the same on every process; ``None`` where nothing is written."""
         return None if self.record is None else self.record.log_dir
 
+    @property
+    def start_weights(self) -> Tensor | None:
+        """Shape ``(d,)``; the trainable parameters as round 1 began to train, ``None`` before."""
+        return self.server.distance.start
+
+    @property
+    def task_vector_distance(self) -> float | None:
+        """The distance of the server's global model from ``start_weights``; ``None`` before the end of round 1."""
+        return self.server.distance.now
+
+    @property
+    def trained_clients(self) -> int:
+        """How many clients' updates went into the present round, or into the last one before it is trained."""
+        return int(self.row.get("trained", 1))
+
+    @property
+    def takes_update(self) -> bool:
+        """Whether the update of the client that has just ended goes into the round."""
+        return self.server.has_taken
+
     def _user_loggers(self) -> list[Logger]:
         if self.fast_dev_run:
             return [DummyLogger()]

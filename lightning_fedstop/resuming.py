@@ -2,10 +2,11 @@
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lightning_fedstop.cohort import cohort_size
 from lightning_fedstop.solver import LocalSolver
@@ -57,6 +58,29 @@ def run_settings(loop: Any, solver: LocalSolver | None = None) -> Settings:
         found |= {f"{name}.{key}": value for key, value in _flat(dict(getattr(part, "hparams", {})))}
     found["data.batch_size"] = _plain(getattr(loop.datamodule, "batch_size", None))
     return found if solver is None else found | _solver_settings(solver)
+
+
+def start_of_rules(callbacks: Mapping[str, Any], names: Sequence[str]) -> Tensor | None:
+    """The weights that a run began with, from the states of its stopping rules; ``None`` if none of them has all.
+
+    Args:
+        callbacks: the states in a checkpoint, by the callbacks' ``state_key``.
+        names: the trainable parameters.
+
+    Returns:
+        Shape ``(d,)``.
+    """
+    for state in callbacks.values():
+        if not isinstance(state, Mapping):
+            continue
+        if isinstance(theta_0 := state.get("theta_0"), Tensor):
+            return theta_0
+        start = (state.get("criterion") or {}).get("start") if state.get("observes") == "distance" else None
+        starts = dict(zip(state["parameter_names"], start, strict=True)) if start is not None else {}
+        if starts.keys() >= set(names):
+            wide = [torch.promote_types(starts[name].dtype, torch.float32) for name in names]
+            return torch.cat([starts[name].flatten().to(kind) for name, kind in zip(names, wide, strict=True)])
+    return None
 
 
 def _owners(loop: Any) -> Iterator[tuple[str, Any]]:

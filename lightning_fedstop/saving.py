@@ -25,6 +25,7 @@ from lightning_fedstop.resuming import (
     differences,
     run_differences,
     run_settings,
+    start_of_rules,
 )
 from lightning_fedstop.seeding import resolve_seed
 from lightning_fedstop.server import OnNonfinite
@@ -143,7 +144,8 @@ class Saving(Recording):
             "row": self._full_row(),
             "nonfinite_reason": self.nonfinite_reason,
             "metrics": {name: float(value) for name, value in self.callback_metrics.items()},
-            "theta": server.theta,
+            "theta": server.saved_theta,
+            "distance": server.distance_state(self.pending),
             "num_clients": server.num_clients,
             "partition": self._partition_digest(),
             "clients": self._clients,
@@ -214,12 +216,14 @@ class Saving(Recording):
         server = self.server
         self._check_fits(state)
         server.set_theta(state["theta"].to(server.theta))
+        self.row = dict(state["row"])
+        self._restore_distance(state, loaded.get("callbacks") or {})
         self.method.load_state_dict(state["method_state"])
         server.load_states(state["client_states"])
         server.trainer.solver.load_state_dict(state["solver"])
         server.trainer.loss_scale.load_state_dicts(state["loss_scales"], self.global_rank)
         self.callback_metrics = {name: torch.tensor(value) for name, value in state["metrics"].items()}
-        self.global_step, self.pending, self.row = state["round"], state["pending"], dict(state["row"])
+        self.global_step, self.pending = state["round"], state["pending"]
         self.current_epoch = self.global_step - self.pending
         if self.on_nonfinite == "stop":
             self.nonfinite_reason = state["nonfinite_reason"]
@@ -229,6 +233,25 @@ class Saving(Recording):
             self.record.continue_from(state["log_dir"], row, last)
         self._clear_away(Path(self.ckpt_path or "").resolve().parents[1])
         rank_zero_info(f"Resumed after round {self.global_step} from {self.ckpt_path}.")
+
+    def _restore_distance(self, state: dict[str, Any], callbacks: dict[str, Any]) -> None:
+        """Take back where distances are measured from; checkpoints of before have it among the states of rules."""
+        distance, theta = self.server.distance, self.server.theta
+        if (found := state.get("distance")) is not None:
+            found = {**found, "start": None if found["start"] is None else found["start"].to(theta)}
+            distance.load_state_dict(found)
+            if distance.start is not None:
+                self.row = {**state["row"], **distance.row()}
+        elif (start := start_of_rules(callbacks, [name for name, _ in self.server.parameters.named])) is not None:
+            distance.begin(start.to(theta))
+            distance.next_round(state["round"], trained=True)
+            distance.measure(theta)
+        if distance.start is None and state["round"]:
+            distance.begin(theta)
+            self._warn(
+                f"{self.ckpt_path} holds no weights that the run began with: distances are measured from those it"
+                " holds."
+            )
 
     def _clear_away(self, folder: Path) -> None:
         """Delete what a killed run had spilled to disk for itself alone: all that is needed is in its checkpoint."""

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any, Literal, cast
 
 import torch
@@ -14,6 +15,7 @@ from lightning_fedstop.aggregation import BufferMean, RunningMean
 from lightning_fedstop.client_state import ClientStates, Key
 from lightning_fedstop.cohort import Cohort, cohort_size, deal
 from lightning_fedstop.collectives import gather, reduce
+from lightning_fedstop.distance import DistanceFromStart
 from lightning_fedstop.job import Job, LocalUpdate
 from lightning_fedstop.local import CallHook, LocalTrainer
 from lightning_fedstop.methods.base import Client, FederatedMethod, Federation
@@ -31,29 +33,35 @@ class RoundReport:
     Attributes:
         clients: the clients of the cohort that have samples.
         samples: their samples together.
+        lr: the learning rate they trained at, the mean of theirs where a hook gave them different ones.
         bytes_down: what they would receive in a deployment, where each keeps its own state, all together.
         bytes_up: what they would send.
         nonfinite: the clients whose update was not finite.
         steps: the local steps taken, all together.
         skipped_steps: those that the loss scale of ``16-mixed`` skipped; ``None`` for other precisions.
+        trained: how many clients' updates went into the new global model.
         seconds: time from the cohort's draw to the new global model.
         idle: of these, the mean time for which a process, or a thread of it, waited for the last client.
     """
 
     clients: list[int]
     samples: int
+    lr: float
     bytes_down: int = 0
     bytes_up: int = 0
     nonfinite: list[int] = field(default_factory=list)
     steps: int = 0
     skipped_steps: int | None = None
+    trained: int = 0
     seconds: float = 0.0
     idle: float = 0.0
 
     def row(self) -> dict[str, Any]:
         """The report's part of the record's row."""
         return {
+            "lr": self.lr,
             "clients": len(self.clients),
+            "trained": self.trained,
             "samples": self.samples,
             "bytes_down": self.bytes_down,
             "bytes_up": self.bytes_up,
@@ -63,8 +71,31 @@ class RoundReport:
         }
 
 
+@dataclass
+class Tally:
+    """What the clients of one process came to in a round.
+
+    Attributes:
+        nonfinite: the clients whose update was not finite.
+        rates: the learning rate of each.
+        trained: how many updates were taken.
+        steps: the local steps.
+        skipped_steps: those that the loss scale skipped.
+        finished: when each thread had no client left, in seconds from the round's start.
+    """
+
+    nonfinite: list[int] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    trained: int = 0
+    steps: int = 0
+    skipped_steps: int = 0
+    finished: list[float] = field(default_factory=list)
+
+
 class Server:
     """Runs the training of a round, on all processes together.
+
+    Between rounds the module's parameters may be changed by anyone: :meth:`adopt` makes that the global model's change.
 
     Args:
         trainer: the local training loop; its module's parameters are the initial global model.
@@ -79,9 +110,12 @@ class Server:
         fabric: the processes.
         seed: the root of all random streams.
         call_hook: calls ``on_client_start`` and ``on_client_end``.
+        start_device: where the start of the global model is held; beside it by default.
 
     Attributes:
         theta: shape ``(d,)``; the global model, at least float32.
+        distance: how far it has gone from its start.
+        has_taken: whether the update of the client that has just ended goes into the round.
     """
 
     def __init__(
@@ -98,6 +132,7 @@ class Server:
         fabric: Fabric,
         seed: int,
         call_hook: CallHook,
+        start_device: str | None = None,
     ) -> None:
         self.trainer = trainer
         self.method = method
@@ -115,45 +150,99 @@ class Server:
         cohort.check(self.num_clients, self.cohort_size)
         vector = self.parameters.vector
         self.theta = vector.to(torch.promote_types(vector.dtype, torch.float32), copy=True)
+        self._settled = self.theta
+        self.distance = DistanceFromStart(start_device)
+        self.has_taken = False
         self._buffers: BufferMean | None = None
         self.states = states
         self._trained_on: dict[int, int] = {}
         states.open(self.theta, folder)
-        method.setup(
-            Federation(
-                self.theta,
-                self.sizes,
-                states,
-                self.parameters.sizes,
-                trainer.local_epochs,
-                getattr(datamodule, "batch_size", None),
-                trainer.solver.is_plain_sgd,
-                self.reduce,
-                self.gather,
-            )
+        self._federation = Federation(
+            self.theta,
+            self.sizes,
+            states,
+            self.parameters.sizes,
+            trainer.local_epochs,
+            getattr(datamodule, "batch_size", None),
+            trainer.solver.is_plain_sgd,
+            self.reduce,
+            self.gather,
         )
+        method.setup(self._federation)
 
     def set_theta(self, theta: Tensor) -> None:
         """Make ``theta``, shape ``(d,)``, the global model and load it into the module."""
         self.theta = theta
         self.parameters.vector.copy_(theta)
 
+    def adopt(self) -> bool:
+        """Make what hooks have changed in the module's parameters the global model's; gives whether they have.
+
+        On several processes the first one's module counts for all.
+
+        Raises:
+            ValueError: if trainable parameters were frozen, unfrozen, added, replaced or moved.
+        """
+        self.parameters.check_unchanged()
+        theta = self._held()
+        changed = theta is not self.theta
+        if self.fabric.world_size > 1:
+            changed = bool(self.reduce(torch.tensor(float(changed), device=theta.device), "max"))
+            theta = self.fabric.broadcast(theta) if changed else theta
+        if changed:
+            self.set_theta(theta.to(self.theta))
+        return changed
+
+    def _held(self) -> Tensor:
+        """The global model with the changes that the module holds; ``theta`` itself where there are none."""
+        vector = self.parameters.vector
+        # A module in bfloat16 holds a rounded theta: where it holds just that, theta keeps its digits.
+        rounded = self.theta.to(vector.dtype)
+        if torch.equal(vector, rounded):
+            return self.theta
+        return torch.where(vector == rounded, self.theta, vector.to(self.theta.dtype))
+
+    def settle(self) -> None:
+        """Note the global model between two rounds, which a checkpoint from within the next one holds."""
+        self.adopt()
+        self._settled = self.theta
+        self.trainer.solver.settle()
+
+    def distance_state(self, pending: bool) -> dict[str, Any]:
+        """The state of :attr:`distance` for a checkpoint; see :meth:`DistanceFromStart.state_dict`."""
+        if self._buffers is None and self.distance.now is not None and (held := self._held()) is not self.theta:
+            self.distance.measure(held)
+        return self.distance.state_dict(pending)
+
+    @property
+    def saved_theta(self) -> Tensor:
+        """Shape ``(d,)``; the global model for a checkpoint.
+
+        One from within a client's training starts the round again when it is resumed, with its hooks: it holds what
+        the round began with before them.
+        """
+        return self._held() if self._buffers is None else self._settled
+
     def run_round(self, round: int) -> RoundReport:
         """Draw the cohort, train its clients and aggregate; the module then holds the new global model.
+
+        The weights and rates that the module and its optimizer hold now are those that the round starts from.
 
         Args:
             round: the round's number, from 1.
         """
         began = time.perf_counter()
+        self._begin()
         generator = torch_generator(self.seed, "cohort", round)
         drawn = self.cohort.sample(round, self.num_clients, self.cohort_size, generator)
         clients = [client for client in drawn if self.sizes[client] > 0]
         size = self.theta.numel() * self.theta.element_size() * len(clients)
         down, up = (size * vectors for vectors in (self.method.download_vectors, self.method.upload_vectors))
-        report = RoundReport(clients, sum(self.sizes[client] for client in clients), down, up)
+        solver = self.trainer.solver
+        report = RoundReport(clients, sum(self.sizes[client] for client in clients), solver.lr, down, up)
         mean = RunningMean(self.theta)
         self._buffers = buffers = BufferMean(self.trainer.module)
-        nonfinite, steps = [], 0
+        tally = Tally()
         loss_scale = self.trainer.loss_scale
         hands = deal(clients, self.sizes, self.fabric.world_size)
         self._move_states(hands)
@@ -164,21 +253,44 @@ class Server:
         jobs = [self._job(round, index, start) for index in hands[self.fabric.global_rank]]
         for client, update in self.trainer.run(jobs, self._load_global):
             if not self._take(client, update, mean, buffers):
-                nonfinite.append(client.index)
-            steps += update.steps
+                tally.nonfinite.append(client.index)
+            tally.rates.append(client.lr)
+            tally.trained += self.has_taken
+            tally.steps += update.steps
             del update  # one vector less while the next client trains
-        moments_here = [moment - began for moment in self.trainer.finished]
-        parts = self.gather([nonfinite, moments_here, steps, loss_scale.skipped])
-        report.nonfinite = sorted(client for mine, *_ in parts for client in mine)
-        report.steps = sum(part[2] for part in parts)
-        report.skipped_steps = None if loss_scale.scaler is None else sum(part[3] for part in parts)
-        moments = [moment for _, mine, *_ in parts for moment in mine]
-        report.idle = max(moments) - sum(moments) / len(moments)
+        solver.end_clients()
+        tally.skipped_steps = loss_scale.skipped
+        tally.finished = [moment - began for moment in self.trainer.finished]
+        self._collect(report, tally)
         self._aggregate(report, mean, buffers)
         self._buffers = None
         loss_scale.end_round()
+        self.distance.next_round(round, report.trained > 0)
+        self.distance.measure(self.theta)
         report.seconds = time.perf_counter() - began
         return report
+
+    def _begin(self) -> None:
+        """Let the round start from what hooks have left in the module and its optimizer."""
+        self.adopt()
+        self.trainer.solver.start_round()
+        if self.distance.start is None:
+            self.distance.begin(self.theta)
+            self._federation.theta = self.theta
+
+    def _collect(self, report: RoundReport, tally: Tally) -> None:
+        """Complete the report with what the clients of all processes came to."""
+        parts: list[Tally] = [part for (part,) in self.gather([tally])]
+        report.nonfinite = sorted(client for part in parts for client in part.nonfinite)
+        report.trained = sum(part.trained for part in parts)
+        report.steps = sum(part.steps for part in parts)
+        if self.trainer.loss_scale.scaler is not None:
+            report.skipped_steps = sum(part.skipped_steps for part in parts)
+        rates = [rate for part in parts for rate in part.rates]
+        if any(rate != report.lr for rate in rates):
+            report.lr = fmean(rates)
+        moments = [moment for part in parts for moment in part.finished]
+        report.idle = max(moments) - sum(moments) / len(moments)
 
     def _move_states(self, hands: list[list[int]]) -> None:
         """Bring each client's vectors to the process that trains it now."""
@@ -244,8 +356,10 @@ class Server:
 
     def _take(self, client: Client, update: LocalUpdate, mean: RunningMean, buffers: BufferMean) -> bool:
         """Add a client's update, and the buffers that the module holds, to the sums; gives whether it was finite."""
+        self.parameters.check_unchanged()
         finite = is_finite(update.delta)
-        if update.steps and (finite or self.on_nonfinite == "keep"):
+        self.has_taken = update.steps > 0 and (finite or self.on_nonfinite == "keep")
+        if self.has_taken:
             mean.add(update.delta, client.weight)
             buffers.add(client.weight)
             self.method.finish(client, update.delta, update.steps)
@@ -255,7 +369,8 @@ class Server:
     def _aggregate(self, report: RoundReport, mean: RunningMean, buffers: BufferMean) -> None:
         """The server step; a round that nothing came back from, or that ends the run, leaves the model as it was."""
         stops = bool(report.nonfinite) and self.on_nonfinite == "stop"
-        if stops or not mean.total_weight(self.reduce):
+        if stops or not report.trained:
+            report.trained = 0
             self.states.discard()
             buffers.reset()
             self.set_theta(self.theta)
@@ -270,13 +385,13 @@ class Server:
 
     @contextmanager
     def holding_theta(self) -> Iterator[None]:
-        """Let the module hold the global model inside the block, whichever client is training."""
+        """Let the module hold the global model of a checkpoint inside the block, whichever client is training."""
         if self._buffers is None:
             yield
             return
         buffers = self._buffers.buffers
         local = [buffer.clone() for buffer in buffers]
-        with self.parameters.holding(self.theta):
+        with self.parameters.holding(self._settled):
             self._buffers.reset()
             try:
                 yield
@@ -290,7 +405,7 @@ class Server:
             self.states.discard()
             self._buffers.reset()
             self._buffers = None
-            self.set_theta(self.theta)
+            self.set_theta(self._settled)
 
     def reduce(self, tensor: Tensor, op: str) -> Tensor:
         """See :func:`~lightning_fedstop.collectives.reduce`."""

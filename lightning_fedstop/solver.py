@@ -42,6 +42,7 @@ class LocalSolver:
         self.optimizer, self.scheduler_config = _parse(module.configure_optimizers(), name)
         self._state = deepcopy(self.optimizer.state_dict()["state"])
         self._round_groups: list[dict[str, Any]] | None = None
+        self._settled_groups: list[dict[str, Any]] | None = None
         self._flat: FlatSolver | None = None
         self._withheld_in: set[int] = set()
 
@@ -98,9 +99,18 @@ class LocalSolver:
     def _groups(self) -> list[dict[str, Any]]:
         return [{k: deepcopy(v) for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
 
+    def settle(self) -> None:
+        """Note the rates between two rounds, which a checkpoint from within the next one holds."""
+        self._settled_groups = self._groups()
+
     def start_round(self) -> None:
         """Note the round's rates, which every client of the round starts from."""
         self._round_groups = self._groups()
+
+    def end_clients(self) -> None:
+        """Go back to the round's rates; what changes them from now on lasts."""
+        self._restore_groups()
+        self._round_groups = None
 
     def start_client(self) -> None:
         """Forget what the last client's steps left in the optimizer."""
@@ -122,8 +132,6 @@ class LocalSolver:
         Raises:
             MisconfigurationException: if the monitored metric is missing and the scheduler's config is ``strict``.
         """
-        self._restore_groups()
-        self._round_groups = None
         config = self.scheduler_config
         if config is None or round % config.frequency:
             return
@@ -146,23 +154,19 @@ class LocalSolver:
             group.update(deepcopy(saved))
 
     @property
-    def _first_group(self) -> dict[str, Any]:
-        return (self._round_groups or self.optimizer.param_groups)[0]
-
-    @property
     def lr(self) -> float:
-        """The learning rate of the first parameter group."""
-        return float(self._first_group["lr"])
+        """The learning rate of the first parameter group, as it is now."""
+        return float(self.optimizer.param_groups[0]["lr"])
 
     @property
     def moves(self) -> bool:
-        """Whether any learning rate of this round is not 0."""
-        return any(float(group["lr"]) != 0 for group in self._round_groups or self.optimizer.param_groups)
+        """Whether any learning rate is not 0 now."""
+        return any(float(group["lr"]) != 0 for group in self.optimizer.param_groups)
 
     @property
     def momentum(self) -> float:
         """The heavy-ball momentum of the first parameter group, 0 where the optimizer has none."""
-        return float(self._first_group.get("momentum", 0.0))
+        return float(self.optimizer.param_groups[0].get("momentum", 0.0))
 
     @property
     def is_plain_sgd(self) -> bool:
@@ -175,7 +179,8 @@ class LocalSolver:
     def state_dict(self) -> dict[str, Any]:
         """The scheduler's state and the rates it has set."""
         config = self.scheduler_config
-        groups = deepcopy(self._round_groups) or self._groups()
+        during_round = deepcopy(self._settled_groups or self._round_groups)
+        groups = self._groups() if self._round_groups is None else during_round
         return {"groups": groups, "scheduler": config.scheduler.state_dict() if config else {}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -185,7 +190,6 @@ class LocalSolver:
         if self.scheduler_config is not None:
             scheduler = self.scheduler_config.scheduler
             scheduler.load_state_dict(as_in(scheduler.state_dict(), state_dict["scheduler"]))
-        self.start_round()
 
 
 def _parse(configured: Any, name: str) -> tuple[Optimizer, LRSchedulerConfig | None]:

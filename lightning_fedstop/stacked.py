@@ -117,6 +117,7 @@ class StackedTrainer(LocalTrainer):
             batches = job.make_batches()
             load_global()
             job.client.vectors = {}
+            self.start_client(job.client)
             yield job.client, self._train(job, batches)
             job.client.vectors = {}
 

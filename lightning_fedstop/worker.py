@@ -46,6 +46,7 @@ class Worker(LocalTrainer):
         """
         for name, buffer in self.module.named_buffers():
             buffer.copy_(self.buffers[name])
+        self.start_client(job.client)
         with self.withheld():
             steps = self.take_steps(job.client, job.make_batches())
         buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}

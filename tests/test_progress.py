@@ -79,7 +79,7 @@ def test_print_goes_above_the_bar():
 
 def test_status_shows_what_the_module_marks_and_hides_the_rules_own_numbers():
     class Loop:
-        callback_metrics = {"train_loss": torch.tensor(0.5), "task_vector/growth_rate": torch.tensor(0.0123)}
+        callback_metrics = {"train_loss": torch.tensor(0.5), "growth_rate": torch.tensor(0.0123)}
         progress_bar_metrics = {"acc": 0.25, "task_vector/distance": 3.0}
         callbacks = []
 

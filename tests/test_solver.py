@@ -112,13 +112,26 @@ def test_rates_that_a_clients_steps_change_are_the_rounds_again():
     it.start_client()
     for group in it.optimizer.param_groups:
         group["lr"] *= 10
-    assert (it.lr, it.momentum) == (1.0, 0.5)  # as the next client will see it
+    assert (it.lr, it.momentum) == (10.0, 0.5)  # this client's
     assert it.state_dict()["groups"][0]["lr"] == 1.0
     it.start_client()
     assert [group["lr"] for group in it.optimizer.param_groups] == [1.0, 2.0]
     it.optimizer.param_groups[0]["lr"] = 7.0
-    it.end_round({}, 1)
+    it.end_clients()
     assert it.lr == 1.0
+
+
+def test_rates_that_are_changed_between_rounds_last_and_those_of_a_rounds_start_are_not_saved_from_within_it():
+    it = solver(lambda p: SGD(p, 0.1))
+    it.settle()
+    it.optimizer.param_groups[0]["lr"] = 0.2  # by a hook of the round's start, which a resumed run calls again
+    it.start_round()
+    it.start_client()
+    assert (it.lr, it.state_dict()["groups"][0]["lr"]) == (0.2, 0.1)
+    it.end_clients()
+    it.optimizer.param_groups[0]["lr"] = 0.3
+    it.end_round({}, 1)
+    assert (it.lr, it.state_dict()["groups"][0]["lr"]) == (0.3, 0.3)
 
 
 def test_momentum_is_0_where_there_is_none():
@@ -184,11 +197,13 @@ def test_state_restores_rates_and_schedule(make):
     for round in (1, 2, 3):
         one.start_round()
         one.optimizer.step()
+        one.end_clients()
         one.end_round(losses, round)
     other.load_state_dict(one.state_dict())
     for it in (one, other):
         it.start_round()
         it.optimizer.step()
+        it.end_clients()
         it.end_round(losses, 4)
     assert other.lr == one.lr < 1
 

@@ -29,6 +29,7 @@ COLUMNS = (
     "test_f1",
     "lr",
     "clients",
+    "trained",
     "samples",
     "bytes_down",
     "bytes_up",
@@ -143,7 +144,9 @@ class RunRecord(Logger):
     @rank_zero_only
     def write_round(self, row: Mapping[str, Any]) -> None:
         """Append one row and flush it to disk; a name never seen before becomes a new last column."""
-        row = {RENAMED.get(key, key): value for key, value in row.items()}
+        renamed = {RENAMED[key]: value for key, value in row.items() if key in RENAMED}
+        # The server's own distance goes before the rule's, which is logged in float32 and at its checks alone.
+        row = renamed | {key: value for key, value in row.items() if key not in RENAMED}
         path = Path(self.log_dir) / ROUNDS_FILE
         if not self._columns:
             self._columns = _header(path) or list(COLUMNS)

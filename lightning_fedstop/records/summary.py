@@ -12,7 +12,6 @@ from rich.table import Table
 from torch import Tensor
 
 from lightning_fedstop.environment import device_name, versions
-from lightning_fedstop.records.distance import DistanceRecorder
 from lightning_fedstop.records.run_record import RESERVED
 from lightning_fedstop.stopping.callback import CriterionCallback
 from lightning_fedstop.stopping.validation import better_of
@@ -104,7 +103,7 @@ def describe_rules(callbacks: Sequence[Any], averages: Mapping[str, dict[str, fl
     """
     described = []
     for callback in callbacks:
-        if not isinstance(callback, CriterionCallback) or isinstance(callback, DistanceRecorder):
+        if not isinstance(callback, CriterionCallback):
             continue
         criterion: Any = callback.criterion
         rule = {

@@ -4,6 +4,7 @@ import lightning.pytorch as pl
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lightning_fedstop.stopping.callback import CriterionCallback, is_dry_run
+from lightning_fedstop.stopping.federated_trainer import has_trained
 from lightning_fedstop.stopping.validation import Mode, ValidationCriterion, ValidationDecision, better_of
 
 
@@ -98,7 +99,7 @@ class ValidationEarlyStopping(CriterionCallback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Decide on the figure of this evaluation."""
-        if trainer.sanity_checking or trainer.state.fn != "fit" or is_dry_run(trainer):
+        if trainer.sanity_checking or trainer.state.fn != "fit" or is_dry_run(trainer) or not has_trained(trainer):
             return
         with self._timed():
             if self.monitor not in trainer.callback_metrics:

@@ -12,6 +12,7 @@ from lightning_utilities.core.rank_zero import rank_prefixed_message, rank_zero_
 
 from lightning_fedstop.stopping.arguments import require_count, require_flag
 from lightning_fedstop.stopping.decision import Criterion, StopDecision, StoppingReason
+from lightning_fedstop.stopping.federated_trainer import has_trained
 from lightning_fedstop.stopping.history import History
 
 # Below Lightning's own logger, whose handler and level it shares: the line on a stop is seen as the Trainer's own are.
@@ -160,7 +161,9 @@ class CriterionCallback(pl.Callback):
         """Look for the state of a rule like this one with other arguments, where its own is not in the checkpoint."""
         states = checkpoint.get("callbacks") or {}
         if not self._keeps_its_state and self.state_key not in states:
-            self._look_through([state for state in states.values() if isinstance(state, Mapping)])
+            # A federation's server has looked at the distance of every round, whatever rules there were.
+            measured = (checkpoint.get("federated") or {}).get("distance")
+            self._look_through([state for state in (*states.values(), measured) if isinstance(state, Mapping)])
 
     def _look_through(self, states: list[Mapping[str, Any]]) -> None:
         alike = [state for state in states if state.get("observes") == self._observes]
@@ -232,9 +235,11 @@ class CriterionCallback(pl.Callback):
         return period is not None and step // period > self._last_step // period
 
     def _has_stepped(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> bool:
-        """Whether an optimizer has stepped since the last check; if not, say so once."""
-        # A Trainer counts no steps of optimizers that a module drives past it; a federation's are those of its clients.
-        if is_federated(trainer) or trainer.global_step != self._last_step or not pl_module.automatic_optimization:
+        """Whether an optimizer, or a client of a federation, has trained since the last check; if not, say so once."""
+        if is_federated(trainer):
+            return has_trained(trainer)
+        # A Trainer counts no steps of optimizers that a module drives past it.
+        if trainer.global_step != self._last_step or not pl_module.automatic_optimization:
             return True
         if not self._has_said_no_step:
             self._has_said_no_step = True

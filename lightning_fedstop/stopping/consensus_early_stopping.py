@@ -1,13 +1,11 @@
 """The callback that stops a federation when its clients' local task vectors have come to a consensus."""
 
 import math
-from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fedstop.parameters import norm
@@ -15,6 +13,7 @@ from lightning_fedstop.stopping.arguments import require_choice
 from lightning_fedstop.stopping.callback import CriterionCallback, is_dry_run, is_federated
 from lightning_fedstop.stopping.consensus import ConsensusCriterion, ConsensusDecision
 from lightning_fedstop.stopping.decision import StoppingReason
+from lightning_fedstop.stopping.federated_trainer import FederatedTrainer, has_trained
 
 Shift: TypeAlias = Literal["mean_vector", "mean_norm"]
 _SHIFTS = ("mean_vector", "mean_norm")
@@ -29,7 +28,7 @@ class ConsensusEarlyStopping(CriterionCallback):
 
     It logs ``consensus/shift``, ``consensus/mean_norm``, ``consensus/dispersion``, ``consensus/change`` (NaN at the
     first round) and ``consensus/wait_count``. During a round the local task vectors of the cohort are kept, M vectors
-    of d numbers; between rounds only theta_0.
+    of d numbers, and nothing between rounds.
 
     Args:
         threshold: tau, above 0; the authors' default is 0.1.
@@ -72,8 +71,6 @@ class ConsensusEarlyStopping(CriterionCallback):
 
     def _reset(self) -> None:
         super()._reset()
-        self._theta_0: Tensor | None = None
-        self._start: dict[str, Tensor] | None = None  # theta_0 as another rule has it
         self._local: list[Tensor] = []
 
     @property
@@ -98,19 +95,10 @@ class ConsensusEarlyStopping(CriterionCallback):
             )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Take the starting weights, or count on from those of the checkpoint."""
+        """Count on from the checkpoint."""
         super().on_train_start(trainer, pl_module)
         if is_dry_run(trainer):
             return
-        if self._theta_0 is None and self._start is not None:
-            self._theta_0 = _selected(self._start, pl_module)
-        if self._theta_0 is None:
-            if trainer.ckpt_path is not None:
-                rank_zero_warn(
-                    f"{trainer.ckpt_path} holds no weights that the run began with: the clients' task vectors are "
-                    "measured from those it holds."
-                )
-            self._theta_0 = _flat(pl_module)
         if self._ancestor is not None and not self._is_resumed:
             self._inherit(trainer)
         elif trainer.ckpt_path is not None and not self._is_resumed:
@@ -122,23 +110,20 @@ class ConsensusEarlyStopping(CriterionCallback):
         self._local = []
 
     def on_client_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, client: int) -> None:
-        """Keep the task vector of the local model, unless a client that is not finite is left out of the round."""
-        if self._theta_0 is None:
+        """Keep the task vector of the local model, unless its update is left out of the round."""
+        assert isinstance(trainer, FederatedTrainer)
+        if is_dry_run(trainer) or not trainer.takes_update or trainer.start_weights is None:
             return
         with self._timed():
             vector = _flat(pl_module)
-            if self._theta_0.device != vector.device:
-                self._theta_0 = self._theta_0.to(vector.device)
-            vector -= self._theta_0
-            if getattr(trainer, "on_nonfinite", "keep") == "keep" or bool(torch.isfinite(vector).all()):
-                self._local.append(vector)
+            self._local.append(vector.sub_(trainer.start_weights.to(vector.device)))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Decide on the round's shift and dispersion; a round without a client decides nothing."""
-        if self._theta_0 is None or not self._is_due(trainer.current_epoch):
+        if is_dry_run(trainer) or not has_trained(trainer) or not self._is_due(trainer.current_epoch):
             return
         with self._timed():
-            figures = _figures(self._local, self._theta_0, trainer)
+            figures = _figures(self._local, _flat(pl_module), trainer)
             self._local = []
             if figures is None:
                 return
@@ -165,14 +150,6 @@ class ConsensusEarlyStopping(CriterionCallback):
         shift, mean_norm, dispersion = observation
         return self.criterion.update((shift if self.shift == "mean_vector" else mean_norm, dispersion))
 
-    def _look_through(self, states: list[Mapping[str, Any]]) -> None:
-        super()._look_through(states)
-        if self._ancestor is not None:
-            self._theta_0 = self._ancestor["theta_0"]
-        for state in states:
-            if state.get("observes") == "distance" and (start := state["criterion"]["start"]) is not None:
-                self._start = dict(zip(state["parameter_names"], start, strict=True))
-
     def _explain(self, decision: ConsensusDecision) -> str:
         if decision.reason is StoppingReason.DIVERGED:
             return f"A local model is not finite in round {decision.round}."
@@ -186,25 +163,6 @@ class ConsensusEarlyStopping(CriterionCallback):
             f"Round {decision.round}: consensus {decision.smoothed:.4g}{change}, steady {decision.count} of "
             f"{self.criterion.patience}."
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        """The count, the starting weights and the record of the stop."""
-        return {**super().state_dict(), "theta_0": self._theta_0}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Count on from a state; the next ``fit`` does so only if the state comes from its ``ckpt_path``."""
-        super().load_state_dict(state_dict)
-        if not self._keeps_its_state:
-            self._theta_0 = state_dict["theta_0"]
-
-
-def _selected(start: dict[str, Tensor], module: pl.LightningModule) -> Tensor | None:
-    """The starting weights as :func:`_flat` has them; None if there is a trainable parameter whose start is unknown."""
-    names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
-    if any(name not in start for name in names):
-        return None
-    vector = torch.cat([start[name].flatten() for name in names])
-    return vector.to(torch.promote_types(vector.dtype, torch.float32))
 
 
 def _flat(module: pl.LightningModule) -> Tensor:

@@ -2,7 +2,6 @@
 
 import math
 import os
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import lightning.pytorch as pl
@@ -14,6 +13,7 @@ from lightning_fedstop.stopping.arguments import require_choice, require_flag
 from lightning_fedstop.stopping.average import SaturationAverage
 from lightning_fedstop.stopping.callback import CriterionCallback, is_dry_run
 from lightning_fedstop.stopping.criterion import Decision, StoppingReason, TaskVectorCriterion, Variant
+from lightning_fedstop.stopping.federated_trainer import FederatedTrainer
 from lightning_fedstop.stopping.sharding import refuse_sharding, refuse_shards
 
 
@@ -24,12 +24,14 @@ class TaskVectorEarlyStopping(CriterionCallback):
     the fit began and its growth since the check before. Once ``patience`` checks in a row have grown by less than the
     fraction ``threshold``, the fit is stopped (Lee et al., "Data-free early stopping for federated learning", equations
     (5) to (11); :class:`TaskVectorCriterion` gives the rule). It reads parameters only: no metric, no validation loop,
-    no buffers. In a ``FederatedLoop`` an epoch is a round, and the parameters are those of the global model.
+    no buffers. In a ``FederatedLoop`` an epoch is a round, and the distance is that of the server's global model,
+    which the loop measures and records in every round; a round in which no client trained is no check.
 
     It logs ``task_vector/distance``, ``task_vector/growth_rate`` (NaN at the first check) and
     ``task_vector/wait_count``; a second such callback in the same Trainer logs under ``task_vector_2/``, and so on. It
     does nothing under ``fast_dev_run``.
 
+    - The fit begins with its first batch: weights that hooks have set until then are the start, not a movement.
     - An epoch in which no optimizer has stepped, such as one of a stream that is used up, is no check.
     - A ``Trainer``'s ``min_epochs`` and ``min_steps`` are kept, and the rule must be met then, not just before.
     - Its state, the starting weights included, is part of every checkpoint. Resumed with ``ckpt_path``, it counts on
@@ -54,7 +56,8 @@ class TaskVectorEarlyStopping(CriterionCallback):
         verbose: Print a line at every check, not only at the stop.
         log_rank_zero_only: Print on the first process only.
         variant: ``"paper"``, or ``"released_code"`` to decide as the authors' code does.
-        start_weights_on_cpu: Hold the one copy of the starting weights in main memory instead of on the device.
+        start_weights_on_cpu: Hold the one copy of the starting weights in main memory instead of on the device; in a
+            ``FederatedLoop``, the server's.
         observe_only: Record when the run would be stopped, and let it go on.
         average: ``"saturation"`` to keep the mean of the models of the checks that stood still, restarted when one does
             not, and to offer it at the stop beside the last model: in ``saturation_average``, in the file
@@ -123,6 +126,7 @@ class TaskVectorEarlyStopping(CriterionCallback):
     def _reset(self) -> None:
         super()._reset()
         self._names: list[str] = []  # of the parameters watched
+        self._awaits_start = False
         self.average_path: str | None = None
         if self.saturation_average is not None:
             self.saturation_average.reset()
@@ -156,42 +160,48 @@ class TaskVectorEarlyStopping(CriterionCallback):
         if stage == "fit":
             refuse_sharding(trainer)
 
-    def _look_through(self, states: list[Mapping[str, Any]]) -> None:
-        super()._look_through([state for state in states if state.get("criterion", {}).get("start") is not None])
-
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Take the starting weights, or count on from those of the checkpoint."""
+        """Count on from the checkpoint, or wait for the first batch to take the starting weights."""
         super().on_train_start(trainer, pl_module)
         if is_dry_run(trainer):
             return
         refuse_shards(pl_module)
+        is_measured = isinstance(trainer, FederatedTrainer)
         if self._ancestor is not None and not self._is_resumed:
-            self._names = list(self._ancestor["parameter_names"])
-            self.criterion.start(self._ancestor["criterion"]["start"])
-            self._inherit(trainer)
-        if self._is_resumed and self.criterion.theta_0 is not None:
-            self._watched(pl_module)
+            start = None if is_measured else self._ancestor["criterion"]["start"]
+            if start is not None:
+                self._names = list(self._ancestor["parameter_names"])
+                self.criterion.start(start)
+            if is_measured or start is not None:
+                self._inherit(trainer)
+        if self._is_resumed and (is_measured or self.criterion.theta_0 is not None):
+            if not is_measured:
+                self._watched(pl_module)
             self._catch_up(trainer, pl_module)
             self._stay_stopped(trainer)
             return
-        if trainer.ckpt_path is not None and not self._is_resumed:
+        if trainer.ckpt_path is not None and not self._is_resumed and not is_measured:
             rank_zero_warn(
                 f"{trainer.ckpt_path} holds no weights that the run began with: distances are measured from those it "
                 "holds."
             )
-        self._names = [name for name, parameter in pl_module.named_parameters() if parameter.requires_grad]
-        if not self._names:
+        if not any(parameter.requires_grad for parameter in pl_module.parameters()):
             raise MisconfigurationException(
                 f"`TaskVectorEarlyStopping` needs a trainable parameter, and {type(pl_module).__name__} has none."
             )
-        self.criterion.start(self._watched(pl_module))
+        self._awaits_start = not is_measured
         self._last_epoch, self._last_step = trainer.current_epoch - 1, trainer.global_step
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Watch what was unfrozen at the start of the epoch, before it moves."""
-        if batch_idx == 0 and self._names:
+        """Take the starting weights, or watch what was unfrozen at the start of the epoch, before it moves."""
+        if self._awaits_start:
+            # Hooks that come before, the module's own `on_train_start` among them, still set what training begins with.
+            self._awaits_start = False
+            self._names = [name for name, parameter in pl_module.named_parameters() if parameter.requires_grad]
+            self.criterion.start(self._watched(pl_module))
+        elif batch_idx == 0 and self._names:
             self._watch_unfrozen(pl_module)
 
     def on_train_batch_end(
@@ -205,11 +215,11 @@ class TaskVectorEarlyStopping(CriterionCallback):
         """Check, if a check is due after this epoch."""
         if is_dry_run(trainer) or not self._is_due(trainer.current_epoch):
             return
-        if self._has_stepped(trainer, pl_module):
+        if self._has_stepped(trainer, pl_module) and not self._awaits_start:
             self._check_and_log(trainer, pl_module)
 
     def _check_and_log(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if unfrozen := self._watch_unfrozen(pl_module):
+        if self._names and (unfrozen := self._watch_unfrozen(pl_module)):
             rank_zero_warn(
                 f"{', '.join(unfrozen)} became trainable in the middle of epoch {trainer.current_epoch}; what it had "
                 "moved before this check is not part of the distance. Unfreeze at the start of an epoch instead."
@@ -220,7 +230,11 @@ class TaskVectorEarlyStopping(CriterionCallback):
         self._log(pl_module, {"distance": decision.distance, "growth_rate": growth, "wait_count": decision.count})
 
     def _check(self, trainer: pl.Trainer, pl_module: pl.LightningModule, epoch: int) -> Decision:
-        decision = self.criterion.update(self._watched(pl_module))
+        if isinstance(trainer, FederatedTrainer):
+            assert trainer.task_vector_distance is not None
+            decision = self.criterion.update_distance(trainer.task_vector_distance)
+        else:
+            decision = self.criterion.update(self._watched(pl_module))
         self._history.append(epoch if self.check_every_n_steps is None else trainer.global_step, decision.distance)
         was_stopped = self.stopped
         if self.saturation_average is not None and not was_stopped:
@@ -251,7 +265,7 @@ class TaskVectorEarlyStopping(CriterionCallback):
         due = finished // self.check_every_n_epochs * self.check_every_n_epochs - 1
         if due == finished - 1 and self._is_due(due) and self._has_stepped(trainer, pl_module):
             self._check(trainer, pl_module, due)
-        elif due > self._last_epoch:
+        elif due > self._last_epoch and not isinstance(trainer, FederatedTrainer):
             rank_zero_warn(f"The state of {self.state_key} in {trainer.ckpt_path} lacks the check of epoch {due}.")
 
     def _watched(self, pl_module: pl.LightningModule) -> list[nn.Parameter]:

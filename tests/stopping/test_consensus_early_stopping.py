@@ -116,7 +116,7 @@ def test_added_later_it_measures_from_the_runs_start_and_says_that_it_counts_ane
 
 def test_without_the_runs_start_it_says_from_where_it_measures(tmp_path):
     path = checkpoint_without_callbacks(tmp_path)
-    with pytest.warns(UserWarning, match="the clients' task vectors are measured from those it holds"):
+    with pytest.warns(UserWarning, match="holds no weights that the run began with: distances are measured from those"):
         fit(tmp_path, ConsensusEarlyStopping(0.2, 3), max_rounds=3, ckpt_path=path)
 
 

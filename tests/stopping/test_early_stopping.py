@@ -122,7 +122,7 @@ def test_measures_trainable_parameters_only():
 
     callback = TaskVectorEarlyStopping()
     other = Callback()
-    other.on_train_epoch_start = move_frozen
+    other.on_train_batch_end = move_frozen
     trainer(other, callback, watch, max_epochs=1).fit(module)
     assert watch.logged[-1]["task_vector/distance"] == 5.0
 
