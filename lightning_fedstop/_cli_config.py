@@ -1,5 +1,6 @@
 """Looks at the files that ``--config`` names before they are parsed, so that a refusal can name the file."""
 
+import os
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -24,16 +25,9 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc,unused-ignore]
 
     def get_single_node(self) -> Any:
         node = super().get_single_node()
+        # Before anything is constructed, as that writes merged keys (`<<: *base`) into the nodes.
         _count(node, {}, set())
         return node
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        names = [key.value for key in keys]
-        for number, key in enumerate(keys):
-            if key.value in names[:number]:
-                raise yaml.constructor.ConstructorError(None, None, f"'{key.value}' is there twice", key.start_mark)
-        return super().construct_mapping(node, deep)
 
 
 def _count(node: Any, counted: dict[int, int], above: set[int]) -> int:
@@ -48,6 +42,8 @@ def _count(node: Any, counted: dict[int, int], above: set[int]) -> int:
         raise yaml.constructor.ConstructorError(None, None, "an anchor holds itself", node.start_mark)
     if not isinstance(node, yaml.CollectionNode):
         return 1
+    if isinstance(node, yaml.MappingNode) and id(node) not in counted:
+        _check_keys([key for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
     if id(node) not in counted:
         parts = [part for pair in node.value for part in (pair if isinstance(pair, tuple) else (pair,))]
         inside = above | {id(node)}
@@ -56,6 +52,14 @@ def _count(node: Any, counted: dict[int, int], above: set[int]) -> int:
         message = f"its anchors stand for more than {MAX_VALUES} values"
         raise yaml.constructor.ConstructorError(None, None, message, node.start_mark)
     return counted[id(node)]
+
+
+def _check_keys(keys: list[Any]) -> None:
+    names: set[str] = set()
+    for key in keys:
+        if key.value in names:
+            raise yaml.constructor.ConstructorError(None, None, f"'{key.value}' is there twice", key.start_mark)
+        names.add(key.value)
 
 
 def check_configs(args: list[str]) -> None:
@@ -70,8 +74,10 @@ def check_configs(args: list[str]) -> None:
     for value in _config_values(args):
         if not value:
             raise ValueError("--config: needs the name of a file, as in `--config x.yaml`, got nothing.")
-        if Path(value).is_file():
+        if os.path.isfile(value):
             _check(f"--config {value}", _read(value))
+        elif isinstance(content := _from_text(value), dict):
+            _check("--config", content)
 
 
 def is_named(section: str, args: list[str]) -> bool:
@@ -80,16 +86,32 @@ def is_named(section: str, args: list[str]) -> bool:
     >>> is_named("model", ["fit", "--model.lr", "0.1"]), is_named("model", ["fit", "--trainer.max_rounds=3"])
     (True, False)
     """
-    contents = [_read(value) for value in _config_values(args) if Path(value).is_file()]
+    contents = [_read(value) if os.path.isfile(value) else _from_text(value) for value in _config_values(args)]
     keys = {arg.lstrip("-").partition("=")[0].partition(".")[0] for arg in args if arg.startswith("--")}
     # Below a command's name too: a file may hold several.
-    parts = [part for content in contents for part in (content, *content.values()) if isinstance(part, dict)]
+    parts = [part for content in contents for part in _itself_and_below(content) if isinstance(part, dict)]
     return section in keys or any(section in part for part in parts)
 
 
 def _config_values(args: list[str]) -> list[str]:
     values = [b for a, b in pairwise(args) if a in ("-c", "--config")]
     return values + [arg.partition("=")[2] for arg in args if arg.startswith("--config=")]
+
+
+def _itself_and_below(content: Any) -> list[Any]:
+    return [content, *content.values()] if isinstance(content, dict) else []
+
+
+def _from_text(value: str) -> Any:
+    """The content of a value that is no file but the configuration itself; the parser judges one that is neither."""
+    try:
+        return yaml.load(value, _Loader)
+    except RecursionError:
+        raise ValueError("--config: the text is nested too deeply.") from None
+    except yaml.constructor.ConstructorError as error:
+        raise ValueError(f"--config: {_reason(error)}.") from None
+    except (yaml.YAMLError, ValueError):
+        return None
 
 
 def _read(path: str) -> Any:

@@ -135,7 +135,7 @@ def _nested(message: str) -> str:
 def _takes_numbers(message: str) -> bool:
     """Whether a number would have done where a class was looked for, as for an optimizer's ``lr``."""
     kinds = message.rpartition("Subtypes:")[2].partition("\n")[0]
-    return any(f"<class '{kind}'>" in kinds for kind in ("int", "float", "bool"))
+    return any(f"<class '{kind}'>" in kinds for kind in ("int", "float"))
 
 
 def _value(text: str) -> Any:

@@ -106,14 +106,22 @@ def unknown_argument(class_path: str, name: str) -> str:
 
 def unknown_class(name: str, bases: list[Any]) -> str:
     """What to say of a class that does not exist, or is of another kind than ``bases``."""
-    classes = {sub for base in bases if inspect.isclass(base) for sub in usable_subclasses(base)}
-    # Our own before those of whatever else has been imported, which may be many.
-    known = list(dict.fromkeys(sub.__name__ for sub in sorted(classes, key=_own_first)))
-    near = get_close_matches(name, known, n=3)
+    classes = sorted(
+        {sub for base in bases if inspect.isclass(base) for sub in usable_subclasses(base)}, key=_own_first
+    )
+    known = {sub.__name__.lower(): sub.__name__ for sub in classes}
+    if same := known.get(name.lower()):
+        return f"there is no class '{name}'; did you mean {same} (upper and lower case count)?"
+    near = [known[lower] for lower in get_close_matches(name.lower(), known, n=3)]
     if near:
         return f"there is no class '{name}'; did you mean {' or '.join(near)}?"
-    some = [*known[:_MANY], "..."] if len(known) > _MANY else known
-    return f"there is no class '{name}'; there are {', '.join(some)}, and any import path such as mymodule.MyClass."
+    # All of our own, and some of whatever else has been imported, which may be many.
+    own = [sub.__name__ for sub in classes if _is_own(sub)]
+    some = list(dict.fromkeys([*own, *known.values()]))[: max(_MANY, len(own))]
+    rest = ", ..." if len(some) < len(known) else ""
+    return (
+        f"there is no class '{name}'; there are {', '.join(some)}{rest}, and any import path such as mymodule.MyClass."
+    )
 
 
 def usable_subclasses(base: Any) -> Iterator[type]:
@@ -132,8 +140,12 @@ def is_usable(cls: type) -> bool:
     return not any("NotImplementedError" in getattr(method, "__code__", _no_code).co_names for method in methods)
 
 
-def _own_first(cls: type) -> tuple[bool, str]:
-    return not cls.__module__.startswith(f"{__package__}."), cls.__name__
+def _own_first(cls: type) -> tuple[bool, bool, str]:
+    return not _is_own(cls), cls.__module__.endswith(".released_code"), cls.__name__.lower()
+
+
+def _is_own(cls: type) -> bool:
+    return cls.__module__.startswith(f"{__package__}.")
 
 
 _no_code = (lambda: None).__code__

@@ -145,6 +145,21 @@ def test_optimizer_and_scheduler_of_the_command_line_are_used(root):
     assert [float(row.split(",")[column]) for row in rows] == [0.5, 0.25]
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--trainer.logger", "[{class_path: CSVLogger, init_args: {save_dir: a}}, OwnLogger]"],
+        ["--trainer.logger", "[OwnLogger, {class_path: CSVLogger, init_args: {save_dir: a}}]"],
+        ["--trainer.logger+=CSVLogger", "--trainer.logger.save_dir=a", "--trainer.logger+=OwnLogger"],
+    ],
+)
+def test_several_loggers_by_their_short_names(root, args):
+    main(["fit", *TINY, *args])
+    rows = next((root / "a").rglob("metrics.csv")).read_text().splitlines()
+    assert len(rows) >= 3
+    assert (root / "own.txt").read_text().count("val_loss") == 2
+
+
 def test_mistake_in_training_code_keeps_its_traceback(root):
     with pytest.raises(ValueError, match="a mistake in training"):
         main(["fit", *TINY, "--model", USER + "Faulty"])

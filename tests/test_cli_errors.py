@@ -57,6 +57,21 @@ def root(tmp_path, monkeypatch):
         (["--config"], ["--config: needs a value"]),
         (["--model", ".Net"], ["model: must be LightningModule or null, got '.Net'"]),
         (["--model", "3"], ["model: there is no class '3'"]),
+        (
+            ["--trainer.method", "scaffold"],
+            ["no class 'scaffold'; did you mean SCAFFOLD (upper and lower case count)?"],
+        ),
+        (["--optimizer", "adamw"], ["optimizer: there is no class 'adamw'; did you mean AdamW (upper"]),
+        (["--data", "medmnist"], ["data: there is no class 'medmnist'; did you mean MedMNIST (upper"]),
+        (["--data.skew", "IID"], ["data.skew: there is no class 'IID'; did you mean Iid (upper"]),
+        (
+            ["--trainer.method", "Nope"],
+            ["FedAvg, FedDyn, FedGamma, FedLESAM, FedProx, FedSAM, FedSMOO, FedSpeed, FedWMSAM, SCAFFOLD, Released"],
+        ),
+        (["--trainer.logger", "Nope"], ["trainer.logger: there is no class 'Nope'; there are ", "CSVLogger, "]),
+        (["--trainer.logger", "[CSVLogger, Nope]"], ["trainer.logger: there is no class 'Nope'; there are "]),
+        (["--trainer.logger", "[CSVLogger, csvlogger]"], ["no class 'csvlogger'; did you mean CSVLogger (upper"]),
+        (["--trainer.logger", "[CSVLogger, TensorBoardLogger]"], ["trainer.logger: CSVLogger needs the argument save"]),
         (["--data.skew", "Skew"], ["data.skew: there is no class 'Skew'; there are DirichletSkew, Iid"]),
     ],
 )

@@ -110,7 +110,7 @@ def test_a_file_without_a_finished_round_is_refused(table, text):
         table(text)
 
 
-@pytest.mark.parametrize("text", ['{"budget": 1', "[1, 2]", "", "[" * 100_000, "\0"])
+@pytest.mark.parametrize("text", ['{"budget": 1', "[1, 2]", "", pytest.param("[" * 100_000, id="brackets"), "\0"])
 @pytest.mark.parametrize("name", ["summary.json", "config.yaml"])
 def test_a_half_written_summary_or_configuration_does_not_prevent_reading(tmp_path, text, name):
     folder = make_run(tmp_path)
