@@ -13,8 +13,6 @@ from types import TracebackType
 from rich.console import Console
 from rich.table import Table
 
-from lightning_fedstop.memory import HUGE_PAGES
-
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -45,8 +43,6 @@ class Paced:
 
     def __init__(self, module: str, work: Path, threads: int, options: Sequence[str] = ()) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}
-        if module == "our_loop":  # as `fedstop fit` does for itself
-            environment.setdefault(HUGE_PAGES, "1")
         command = [sys.executable, "-m", f"benchmarks.{module}", str(work), str(threads), *options]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self.process = subprocess.Popen(command, cwd=ROOT, env=environment, text=True, **pipes)  # type: ignore[call-overload]

@@ -30,6 +30,8 @@ from lightning_fedstop.stopping import TaskVectorEarlyStopping
 class Classifier(LightningModule):
     """The bare loop's model as an ordinary module."""
 
+    is_thread_safe = True
+
     def __init__(self, model: str, num_classes: int, lr: float, matmul: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -52,6 +54,8 @@ class Classifier(LightningModule):
 
 class WorkData(ArrayDataModule):
     """The images and the partition of a work file."""
+
+    is_thread_safe = True
 
     def __init__(self, path: Path, num_clients: int, batch_size: int, size: int) -> None:
         partition = path.parent / "partition.npz"

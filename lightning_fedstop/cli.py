@@ -63,9 +63,6 @@ def main(args: list[str] | None = None) -> None:
     elif command in OTHER_COMMANDS:
         _guarded(OTHER_COMMANDS[command][0], argv[1:], f"fedstop {command}", debug)
     elif command in TRAINING_COMMANDS or command.startswith("-"):
-        from lightning_fedstop.memory import ask_for_huge_pages
-
-        ask_for_huge_pages()
         prog = f"fedstop {command}".partition(" -")[0]
         _guarded("lightning_fedstop._cli_fit:FedStopCLI", argv, prog, debug)
     else:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, LambdaCallback
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lightning_fedstop.stopping.callback import CriterionCallback
@@ -100,8 +100,10 @@ class Hooks:
 
 
 def is_users(owner: Any) -> bool:
-    """Whether the class of a callback or module is neither Lightning's nor of this package."""
-    return not type(owner).__module__.startswith(("lightning.", "lightning_fedstop."))
+    """Check whether an object is neither Lightning's nor of this package, or calls a user's functions."""
+    return isinstance(owner, LambdaCallback) or not type(owner).__module__.startswith(
+        ("lightning.", "lightning_fedstop.")
+    )
 
 
 def _has(owner: Any, name: str, parent: type) -> bool:

@@ -9,7 +9,6 @@ import yaml
 
 from lightning_fedstop.cli import OTHER_COMMANDS, TRAINING_COMMANDS, FedStopCLI, main
 from lightning_fedstop.data import DirichletSkew
-from lightning_fedstop.memory import HUGE_PAGES
 from lightning_fedstop.models import ImageClassifier
 from tests import cli_classes
 from tests.cli_tools import CONF, ROOT, TINY, USER, refusal
@@ -346,13 +345,3 @@ def test_partition_errors_are_one_sentence(root, capsys):
     assert "trainer.max_rouds" in refusal(capsys, "partition", *TINY, "--trainer.max_rouds", "3")
     assert "Plain" in refusal(capsys, "partition", *TINY, "--data", USER + "Plain")
     assert "partition.xyz" in refusal(capsys, "partition", *TINY, "--picture", "partition.xyz")
-
-
-def test_a_training_command_asks_for_huge_pages_and_another_does_not(capsys, monkeypatch):
-    monkeypatch.setenv(HUGE_PAGES, "0")
-    monkeypatch.delenv(HUGE_PAGES)
-    main(["--version"])
-    capsys.readouterr()
-    assert HUGE_PAGES not in os.environ
-    printed_config(capsys)
-    assert os.environ[HUGE_PAGES] == "1"

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, LambdaCallback, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
@@ -233,6 +233,10 @@ REFUSED = [
     ({"module": blocks_compiled}, "net is compiled"),
     ({"data": Fetching}, "the loaders of the clients start 1 processes each"),
     ({"callbacks": lambda: [Watching()]}, "Watching has `on_train_batch_end`, which sees a single client"),
+    (
+        {"callbacks": lambda: [LambdaCallback(on_after_backward=lambda *_: None)]},
+        "LambdaCallback has `on_after_backward`, which sees a single client",
+    ),
     ({"callbacks": lambda: [ModelCheckpoint(every_n_train_steps=1)]}, "ModelCheckpoint saves within rounds"),
     (
         {"callbacks": lambda: [ModelCheckpoint(train_time_interval=timedelta(hours=1))]},
@@ -385,6 +389,7 @@ def test_threads_train_what_declares_it_or_is_asked_to(tmp_path, arguments):
         {"callbacks": Counted},
         {"callbacks": Watching},
         {"callbacks": Late},
+        {"callbacks": lambda: LambdaCallback(on_train_batch_end=lambda *_: None)},
         {"callbacks": lambda: ModelCheckpoint(every_n_train_steps=1)},
         {"devices": 1},
         {"client_backend": "sequential"},
