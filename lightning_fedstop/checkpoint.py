@@ -11,10 +11,17 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from torch import Tensor
 
+from lightning_fedstop.pickled import Pickled, Unread, objects_unread
+from lightning_fedstop.plain import is_plain, plain_state
 from lightning_fedstop.records.atomic import atomic_file
 
 FEDERATED_KEY = "federated"
 """The entry of a checkpoint that a ``Trainer`` has no counterpart for."""
+HYPER_PARAMETERS = {
+    *(LightningModule.CHECKPOINT_HYPER_PARAMS_KEY, LightningModule.CHECKPOINT_HYPER_PARAMS_TYPE),
+    *(LightningDataModule.CHECKPOINT_HYPER_PARAMS_KEY, LightningDataModule.CHECKPOINT_HYPER_PARAMS_TYPE),
+}
+"""The entries of a checkpoint that may hold objects, as a ``Trainer``'s do; resuming does not read them."""
 _KINDS: dict[str, type] = {"method": str, "seed": int, "num_clients": int, "round": int, "theta": Tensor}
 
 
@@ -47,9 +54,7 @@ def dump_checkpoint(
     owners: list[Any] = [owner for owner in (module, datamodule) if owner is not None]
     for owner in owners:
         if owner.hparams:
-            checkpoint[owner.CHECKPOINT_HYPER_PARAMS_KEY] = dict(owner.hparams)
-            if owner._hparams_name:
-                checkpoint[owner.CHECKPOINT_HYPER_PARAMS_NAME] = owner._hparams_name
+            checkpoint |= _hyper_parameters(owner)
     if datamodule is not None and (state := datamodule.state_dict()):
         checkpoint[type(datamodule).__qualname__] = state
     if not weights_only:
@@ -58,6 +63,54 @@ def dump_checkpoint(
         checkpoint["lr_schedulers"] = []
         checkpoint[FEDERATED_KEY] = federated
     return checkpoint
+
+
+def _hyper_parameters(owner: Any) -> dict[str, Any]:
+    """The entries by which ``load_from_checkpoint`` builds a module again, as a ``Trainer`` writes them."""
+    entries = {owner.CHECKPOINT_HYPER_PARAMS_KEY: owner.hparams}
+    if owner._hparams_name:
+        entries[owner.CHECKPOINT_HYPER_PARAMS_NAME] = owner._hparams_name
+    if type(owner.hparams).__module__.startswith("omegaconf."):
+        return entries | {owner.CHECKPOINT_HYPER_PARAMS_TYPE: type(owner.hparams)}
+    return entries | {owner.CHECKPOINT_HYPER_PARAMS_KEY: dict(owner.hparams)}
+
+
+def storable(checkpoint: dict[str, Any], left_out: list[str]) -> dict[str, Any]:
+    """A checkpoint that :func:`read_checkpoint` reads: plain, but for hyperparameters, whose objects are pickled apart.
+
+    Args:
+        checkpoint: as hooks have left it.
+        left_out: gets the names of the entries that can be neither.
+    """
+    found = plain_state({key: value for key, value in checkpoint.items() if key not in HYPER_PARAMETERS}, left_out)
+    for key in HYPER_PARAMETERS & checkpoint.keys():
+        found[key] = checkpoint[key] if is_plain(checkpoint[key]) else _pickled(checkpoint[key], key, left_out)
+    return found
+
+
+def _pickled(value: Any, name: str, left_out: list[str]) -> Any:
+    """Hyperparameters as one pickle, without those that cannot be pickled."""
+    if _is_picklable(value):
+        return Pickled(value)
+    if not isinstance(value, dict):
+        left_out.append(name)
+        return {}
+    kept = {key: item for key, item in value.items() if is_plain(item) or _is_picklable(item)}
+    left_out += [f"{name}.{key}" for key in value if key not in kept]
+    return kept if is_plain(kept) else Pickled(kept)
+
+
+def _is_picklable(value: Any) -> bool:
+    try:
+        Pickled(value)
+    except Exception:  # an object's own methods take part
+        return False
+    return True
+
+
+def holds_objects(stored: dict[str, Any]) -> bool:
+    """Whether what :func:`storable` gave is read whole with ``weights_only=False`` alone."""
+    return any(isinstance(value, Pickled) for value in stored.values())
 
 
 def write_checkpoint(checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:
@@ -71,6 +124,8 @@ def write_checkpoint(checkpoint: dict[str, Any], path: str | os.PathLike[str]) -
 def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Load a checkpoint onto the CPU without unpickling anything but tensors and plain values.
 
+    Hyperparameters that are kept as objects are not among what is read.
+
     Raises:
         FileNotFoundError: if there is no such file.
         ValueError: if the file is no checkpoint, or holds other objects than tensors and plain values.
@@ -82,14 +137,15 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
         # torch.load checks neither that the archive is whole nor its sums.
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
-        checkpoint = None if damaged else torch.load(path, map_location="cpu", weights_only=True)
+        with objects_unread():
+            checkpoint = None if damaged else torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise ValueError(f"{os.fspath(path)!r} cannot be read as a checkpoint: {reason_unreadable(error)}.") from error
     if damaged:
         raise ValueError(f"{os.fspath(path)!r} cannot be read as a checkpoint: it is damaged, in {damaged!r}.")
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), dict):
         raise ValueError(f"{os.fspath(path)!r} is no Lightning checkpoint: it has no 'state_dict'.")
-    return checkpoint
+    return {key: value for key, value in checkpoint.items() if not isinstance(value, Unread)}
 
 
 def reason_unreadable(error: Exception) -> str:
@@ -143,7 +199,8 @@ def find_last(root: str | os.PathLike[str]) -> Path:
 def _is_resumable(path: Path) -> bool:
     """Whether it holds more than weights; one that cannot be read counts, so that reading it says why."""
     try:
-        return FEDERATED_KEY in torch.load(path, map_location="meta", weights_only=True, mmap=True)
+        with objects_unread():
+            return FEDERATED_KEY in torch.load(path, map_location="meta", weights_only=True, mmap=True)
     except Exception:
         return True
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
@@ -15,7 +15,6 @@ from lightning_fedstop import checkpoint as checkpoints
 from lightning_fedstop.client_state import SPILL_PREFIX
 from lightning_fedstop.methods import FederatedMethod
 from lightning_fedstop.parameters import FlatParameters
-from lightning_fedstop.plain import plain_state
 from lightning_fedstop.recording import Recording
 from lightning_fedstop.records.lock import refuse_live
 from lightning_fedstop.resuming import (
@@ -67,6 +66,7 @@ class Saving(Recording):
     on_nonfinite: OnNonfinite
     _state_file: StateFile | None = None
     _settings: Settings
+    _has_said_objects = False
     _clients: dict[str, Any]
 
     def save_checkpoint(
@@ -106,9 +106,19 @@ class Saving(Recording):
         self.module.on_save_checkpoint(checkpoint)
         if self.is_global_zero:
             left_out: list[str] = []
-            checkpoint = plain_state(checkpoint, left_out)
+            checkpoint = checkpoints.storable(checkpoint, left_out)
             if left_out:
-                self._warn(f"Checkpoints hold tensors and plain values only; left out: {', '.join(left_out)}.")
+                self._warn(
+                    "Checkpoints hold tensors and plain values, and objects as hyperparameters that can be pickled;"
+                    f" left out: {', '.join(left_out)}."
+                )
+            if checkpoints.holds_objects(checkpoint) and not self._has_said_objects:
+                self._has_said_objects = True
+                rank_zero_info(
+                    "Checkpoints of this run hold hyperparameters that are objects, as a Trainer's do: "
+                    "`load_from_checkpoint(path, weights_only=False)` builds the module from them; resuming reads the"
+                    " rest alone."
+                )
             with self._writing(filepath):
                 checkpoints.write_checkpoint(checkpoint, filepath)
             if self._state_file is not None and self._keeps_states_beside(filepath):
@@ -193,6 +203,10 @@ class Saving(Recording):
         """Load a checkpoint's weights and its callbacks' states."""
         if loaded is None:
             return
+        for owner in (self.module, self.datamodule):
+            if isinstance(owner, LightningModule | LightningDataModule) and owner.hparams:
+                # Not read where they are objects; a run that is continued has the same.
+                loaded.setdefault(owner.CHECKPOINT_HYPER_PARAMS_KEY, dict(owner.hparams))
         self.module.on_load_checkpoint(loaded)
         try:
             checkpoints.load_weights(self.module, loaded, self.ckpt_path or "")

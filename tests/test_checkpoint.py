@@ -1,4 +1,6 @@
+import io
 import os
+import pickle
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import nn
 
 from lightning_fedstop import checkpoint as checkpoints
+from lightning_fedstop.pickled import Pickled
 from tests.helpers import ToyModule
 
 
@@ -19,6 +22,16 @@ class Stateful(Callback):
 
     def load_state_dict(self, state_dict):
         self.value = state_dict["value"]
+
+
+class Bomb:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
 
 
 class Data(LightningDataModule):
@@ -87,6 +100,73 @@ def test_unreadable_files_are_refused_by_name(tmp_path):
             checkpoints.read_checkpoint(tmp_path / name)
         assert name in str(raised.value)
         assert "\n" not in str(raised.value)
+
+
+def test_hyperparameters_are_pickled_apart_and_read_by_nobody_who_does_not_ask(tmp_path):
+    net, went_off = nn.Linear(2, 1), tmp_path / "went off"
+    allowed = set(torch.serialization.get_safe_globals())
+    content = dump() | {"hyper_parameters": {"lr": 0.5, "net": net, "again": net, "bomb": Bomb(went_off)}}
+    checkpoints.write_checkpoint(checkpoints.storable(content, left_out := []), tmp_path / "x.ckpt")
+    read = checkpoints.read_checkpoint(tmp_path / "x.ckpt")
+    assert "hyper_parameters" not in read
+    assert read["federated"] == content["federated"]
+    assert checkpoints.find_last(tmp_path) == tmp_path / "x.ckpt"
+    assert left_out == []
+    assert not went_off.exists()
+    assert set(torch.serialization.get_safe_globals()) == allowed
+    with pytest.raises(pickle.UnpicklingError):
+        torch.load(tmp_path / "x.ckpt", weights_only=True)
+    whole = torch.load(tmp_path / "x.ckpt", weights_only=False)["hyper_parameters"]
+    assert went_off.exists()
+    assert whole["net"] is whole["again"]
+    assert torch.equal(whole["net"].weight, net.weight)
+    assert whole["lr"] == 0.5
+
+
+def test_plain_hyperparameters_stay_plain(tmp_path):
+    checkpoints.write_checkpoint(checkpoints.storable(dump(), []), tmp_path / "x.ckpt")
+    assert torch.load(tmp_path / "x.ckpt", weights_only=True)["hyper_parameters"] == {"lr": 0.5}
+
+
+@pytest.mark.parametrize("net", [None, nn.ReLU()], ids=["plain", "with another object"])
+def test_what_cannot_be_pickled_is_left_out_by_name(tmp_path, net):
+    content = dump() | {"hyper_parameters": {"lr": 0.5, "net": net, "loss": lambda x: x}}
+    checkpoints.write_checkpoint(checkpoints.storable(content, left_out := []), tmp_path / "x.ckpt")
+    assert left_out == ["hyper_parameters.loss"]
+    whole = torch.load(tmp_path / "x.ckpt", weights_only=net is None)["hyper_parameters"]
+    assert (whole.keys(), type(whole["net"])) == ({"lr", "net"}, type(net))
+
+
+def test_objects_elsewhere_are_left_out_by_name():
+    content = dump() | {"mine": nn.ReLU(), "callbacks": {"a": {"n": 1, "f": print}}}
+    stored = checkpoints.storable(content, left_out := [])
+    assert left_out == ["callbacks.a.f", "mine"]
+    assert stored["callbacks"] == {"a": {"n": 1}}
+
+
+def test_parameters_amid_a_fit_are_pickled_without_the_vector_they_are_views_of():
+    net = nn.Linear(4, 4)
+    before = len(pickle.dumps(Pickled(net)))
+    vector = torch.zeros(100_000)
+    for parameter, place in zip(net.parameters(), (0, 50_000), strict=True):
+        parameter.data = vector[place : place + parameter.numel()].view(parameter.shape)
+    assert len(pickle.dumps(Pickled(net))) < 1.1 * before
+
+
+def test_the_keys_of_a_configuration_are_a_trainers():
+    omegaconf = pytest.importorskip("omegaconf")
+
+    class Configured(ToyModule):
+        def __init__(self, conf):
+            super().__init__(net=nn.Linear(4, 2))
+            self.save_hyperparameters(conf)
+
+    content = checkpoints.storable(dump(Configured(omegaconf.OmegaConf.create({"a": {"b": 1}}))), [])
+    torch.save(content, file := io.BytesIO())
+    whole = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+    assert whole["hparams_name"] == "conf"
+    assert whole["hparams_type"] is omegaconf.DictConfig
+    assert whole["hyper_parameters"].a.b == 1
 
 
 def test_load_weights_refuses_another_model_in_one_line():

@@ -9,7 +9,6 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from torch import nn
 
 from lightning_fedstop.methods import SCAFFOLD
 from lightning_fedstop.records import read_rounds
@@ -172,17 +171,6 @@ def test_save_checkpoint_works_after_a_fit_too(tmp_path):
         fit(tmp_path, ckpt_path=tmp_path / "late.ckpt")
     with pytest.raises(ValueError, match="`storage_options` must be None"):
         loop.save_checkpoint(tmp_path / "x.ckpt", storage_options={})
-
-
-def test_hyperparameters_that_are_objects_are_left_out_with_a_warning(tmp_path):
-    class Holds(ToyModule):
-        def __init__(self, lr=0.1, loss_fn=None):
-            super().__init__(lr)
-            self.save_hyperparameters({"lr": lr, "loss_fn": loss_fn})
-
-    with pytest.warns(UserWarning, match=r"plain values only; left out: hyper_parameters\.loss_fn"):
-        loop, _ = fit(tmp_path, module=Holds(loss_fn=nn.MSELoss()))
-    assert torch.load(loop.summary["checkpoint"], weights_only=True)["hyper_parameters"] == {"lr": 0.1}
 
 
 @pytest.mark.parametrize(
