@@ -112,6 +112,11 @@ class LocalSolver:
         self._restore_groups()
         self._round_groups = None
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether the rates are no longer the round's."""
+        return self._round_groups is not None and self._groups() != self._round_groups
+
     def start_client(self) -> None:
         """Forget what the last client's steps left in the optimizer."""
         self._restore_groups()

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from queue import SimpleQueue
@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lightning_fedstop.hooks import BATCH_HOOKS, CLIENT_HOOKS, GRADIENT_HOOKS, Hooks, is_users
@@ -69,11 +70,24 @@ class ThreadedTrainer(LocalTrainer):
             return
         for job in jobs:
             self.call_hook("on_client_start", job.client.index)
+        self._check_start(jobs[0].client, workers[0].buffers)
         with self._results(workers, jobs, cancelled) as results:
             for job in jobs:
                 steps = self.load_result(job.client, results.popleft().result(), load_global)
                 yield job.client, self.update_of(job.client, steps)
                 job.client.vectors = {}
+
+    def _check_start(self, client: Client, buffers: Mapping[str, Tensor]) -> None:
+        """Refuse what hooks have changed for one client alone, after the workers were made."""
+        self.parameters.check_unchanged()
+        vector, start = self.parameters.vector, client.theta.to(self.parameters.vector.dtype)
+        pairs = [(vector, start), *((buffer, buffers[name]) for name, buffer in self.module.named_buffers())]
+        # NaN is equal to itself here.
+        if self.solver.has_changed or not all(torch.all((a == b) | ((a != a) & (b != b))) for a, b in pairs):
+            raise MisconfigurationException(
+                "`on_client_start` has changed weights, buffers or rates for one client, which others that train at the"
+                " same time cannot tell from theirs: train with `client_backend='sequential'`."
+            )
 
     def _workers(self, count: int, cancelled: threading.Event) -> list[Worker]:
         """Copies of the module as it is now; none where clients are trained one after the other."""

@@ -6,7 +6,7 @@ Writes ``<root>/<processes>-<case>.pt`` (the state and the metrics) from the fir
 import sys
 
 import torch
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks import Callback, EarlyStopping
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -39,6 +39,16 @@ class Logs(ToyModule):
         super().validation_step(batch, batch_idx)
 
 
+class Noise(Callback):
+    """Adds noise to the weights after each round, other noise on each process."""
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        generator = torch.Generator().manual_seed(10 * trainer.global_rank + trainer.current_epoch)
+        with torch.no_grad():
+            for parameter in pl_module.parameters():
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+
+
 def diverging():
     module = Logs()
     module.loss = lambda batch: nn.functional.cross_entropy(module.net(batch[0]) * float("nan"), batch[1])
@@ -51,6 +61,7 @@ CASES = {
     "fedlesam": lambda: (Logs(), FedLESAM(0.1), [], {"client_states": ClientStates("disk"), "max_rounds": 3}),
     "fedwmsam": lambda: (Logs(), FedWMSAM(0.1, alpha_rate=0.3), [], {"clients_per_round": 3, "max_rounds": 3}),
     "one client": lambda: (Logs(), FedAvg(), [], {"clients_per_round": 1, "max_rounds": 2}),
+    "noise": lambda: (Logs(), FedAvg(), [Noise(), TaskVectorEarlyStopping(1e-9, 9)], {"max_rounds": 2}),
     "diverging": lambda: (diverging(), FedAvg(), [], {}),
     "stacked": lambda: (ToyModule(), SCAFFOLD(), [], {"client_backend": "stacked"}),
 }

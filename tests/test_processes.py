@@ -13,6 +13,7 @@ import torch
 from tests import federation_script
 
 ROOT = Path(__file__).resolve().parents[1]
+METHODS = ["fedavg", "scaffold", "fedlesam", "fedwmsam", "one client"]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,9 @@ def test_each_process_stacks_its_hand(runs):
     assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedlesam", "fedwmsam", "one client", "diverging", "resumed"])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "scaffold", "fedlesam", "fedwmsam", "one client", "noise", "diverging", "resumed"]
+)
 def test_processes_do_not_change_the_bits(runs, name):
     one, two = load(runs[0], name)
     assert one["state"].keys() == two["state"].keys()
@@ -56,7 +59,7 @@ def test_processes_do_not_change_the_bits(runs, name):
         assert torch.equal(value, two["state"][key]), key
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedlesam", "fedwmsam", "one client", "diverging"])
+@pytest.mark.parametrize("name", [*METHODS, "noise", "diverging"])
 def test_processes_do_not_change_metrics_rounds_and_reasons(runs, name):
     one, two = load(runs[0], name)
     assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-5, nan_ok=True)

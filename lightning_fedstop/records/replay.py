@@ -24,6 +24,7 @@ SHIFTS = ("mean_vector", "mean_norm")
 _SHIFT_COLUMNS = {"mean_vector": "consensus/shift", "mean_norm": "consensus/mean_norm"}
 _DISPERSION = "consensus/dispersion"
 _TEST_ACCURACY = "test_acc"
+_TRAINED = "trained"
 # Between a fraction of 1 with rounding error and the least percentage that is of any interest.
 _LARGEST_FRACTION = 1.01
 
@@ -67,7 +68,8 @@ def replay(
     """Where a rule ends a run, from its record.
 
     A rule decides on the rounds in which what it looks at was measured: if validation ran every fifth round, patience
-    counts those evaluations, as a live rule does.
+    counts those evaluations, as a live rule does. A round in which no client trained is no check, and is not counted
+    among the ``min_rounds`` either; the column ``trained`` tells, where there is one.
 
     Args:
         record: The run.
@@ -92,7 +94,8 @@ def replay(
     """
     _check(threshold, patience, min_rounds, variant, shift)
     rounds, observations = _observations(record, rule, shift)
-    least = bisect_left(rounds, min_rounds) + 1 if min_rounds else 0
+    idle = sorted(_idle_rounds(record))
+    least = bisect_left([round_ - bisect_left(idle, round_) for round_ in rounds], min_rounds) + 1 if min_rounds else 0
     try:
         decision = _first_stop(rule, observations, threshold, patience, least, variant)
     except ValueError as error:  # a negative distance
@@ -210,8 +213,16 @@ def _observations(record: Record, rule: str, shift: str) -> tuple[list[int], lis
         if not rounds:
             raise ValueError(f"The rule '{rule}' needs the column '{column}', which is empty in {record.name}.")
         found.append(dict(zip(rounds, in_percent(values) if rule == "val_acc" else values, strict=True)))
-    common = [round_ for round_ in record.rounds if all(round_ in values for values in found)]
+    idle = _idle_rounds(record)
+    common = [round_ for round_ in record.rounds if round_ not in idle and all(round_ in values for values in found)]
     return common, [tuple(values[round_] for values in found) for round_ in common]
+
+
+def _idle_rounds(record: Record) -> set[int]:
+    """The rounds in which no client's update went into the model."""
+    if _TRAINED not in record.columns:
+        return set()  # a record of before, or of another tool
+    return {round_ for round_, trained in zip(*record.measured(_TRAINED), strict=True) if trained == 0}
 
 
 def _first_stop(

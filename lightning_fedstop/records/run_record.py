@@ -41,7 +41,18 @@ COLUMNS = (
 """The columns every record starts with; a value that a round lacks leaves its field empty."""
 
 RESERVED = (
-    *("round", "distance", "growth_rate", "wait_count", "lr", "clients", "samples", "bytes_down", "bytes_up"),
+    *(
+        "round",
+        "distance",
+        "growth_rate",
+        "wait_count",
+        "lr",
+        "clients",
+        "trained",
+        "samples",
+        "bytes_down",
+        "bytes_up",
+    ),
     *("seconds_train", "seconds_idle", "seconds_eval", "seconds_criterion", "skipped_steps"),
 )
 """The columns that the loop itself fills."""
