@@ -9,6 +9,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_fedstop._cli_fit import FedStopCLI
 from lightning_fedstop.data import FederatedDataModule
+from lightning_fedstop.data._classes import dealt_classes
 
 
 class PartitionCLI(FedStopCLI):
@@ -46,9 +47,8 @@ def main(argv: list[str]) -> None:
         raise MisconfigurationException(f"{type(datamodule).__name__} deals no training set to clients.")
     datamodule.prepare_data()
     datamodule.setup("fit")
-    partition, labels = datamodule.partition, datamodule.train_labels
-    names = getattr(datamodule, "class_names", None) if labels is not None else None
-    count = getattr(datamodule, "num_classes", None) if labels is not None else None
+    partition, names = datamodule.partition, dealt_classes(datamodule)
+    labels, count = (datamodule.train_labels, len(names)) if names else (None, None)
     print(partition.describe(labels, count, names))
     picture = cli.config.picture
     if picture is not None:

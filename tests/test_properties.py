@@ -8,10 +8,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import (
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from lightning_fedstop.client_state import ClientStates
 from lightning_fedstop.cohort import ScheduledCohort, UniformCohort, cohort_size
-from lightning_fedstop.data import DirichletSkew, Iid, Partition, PathologicalSkew, QuantitySkew
+from lightning_fedstop.data import DirichletSkew, Federated, Iid, Partition, PathologicalSkew, QuantitySkew
 
 few = settings(max_examples=60, deadline=None)
 class_sizes = st.lists(st.integers(0, 40), min_size=1, max_size=7).filter(any)
@@ -58,6 +68,51 @@ def test_partitions_deal_no_sample_twice_and_keep_the_minimum(skew, sizes, num_c
         assert len(partition.indices) == len(labels)
     again, _ = deal(skew, sizes, num_clients, seed)
     assert again.digest == partition.digest
+
+
+chosen_items = st.lists(st.integers(0, 39), min_size=1, max_size=50)
+SAMPLERS = {
+    "subset": SubsetRandomSampler,
+    "list": list,
+    "weights": lambda chosen: WeightedRandomSampler([float(k in chosen) for k in range(40)], 60),
+    "random": lambda chosen: RandomSampler(range(len(chosen) % 40 + 1)),
+    "in order": lambda chosen: SequentialSampler(range(len(chosen) % 40 + 1)),
+}
+
+
+@few
+@given(disjoint, st.sampled_from(sorted(SAMPLERS)), chosen_items, st.integers(1, 6), st.booleans(), st.booleans())
+def test_clients_train_on_nothing_that_a_loader_cannot_draw_and_on_nothing_twice(
+    skew, kind, chosen, num_clients, in_part, drop_last
+):
+    sampler = SAMPLERS[kind](chosen)
+    data = TensorDataset(torch.arange(40), torch.arange(40) % 3)
+    order = list(range(39, -1, -1)) if in_part else list(range(40))
+    own = LightningDataModule()
+    part = Subset(data, order) if in_part else data
+    own.train_dataloader = lambda: DataLoader(part, 2, sampler=sampler, drop_last=drop_last)
+    module = Federated(own, num_clients, skew=skew)
+    positions = getattr(sampler, "data_source", chosen)
+    drawable = {order[k] for k in positions}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            module.setup("fit")
+        except ValueError:
+            assert isinstance(skew, PathologicalSkew) or len(drawable) < num_clients * max(skew.min_samples, 1)
+            return
+    loaders = [module.client_dataloader(client, torch.Generator()) for client in range(num_clients)]
+    seen = [int(x) for loader in loaders for batch in loader for x in batch[0]]
+    assert len(set(seen)) == len(seen)
+    assert set(seen) <= drawable
+    sizes = [sum(len(batch[0]) for batch in loader) for loader in loaders]
+    if drop_last:
+        assert sizes == [size - size % 2 for size in module.partition.sizes]
+        assert module.client_sizes == [size if size > 1 else 0 for size in module.partition.sizes]
+        return
+    assert sizes == module.client_sizes
+    if not isinstance(skew, PathologicalSkew):
+        assert set(seen) == drawable
 
 
 @few

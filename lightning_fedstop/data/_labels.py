@@ -6,15 +6,16 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
+from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from lightning_fedstop.data._checks import IntArray
+from lightning_fedstop.data._classes import class_ids
 
 _ITEM_KEYS = ("label", "labels", "target", "targets", "y")
 
 
-def dataset_labels(dataset: Dataset[Any], read_items: bool = True, by_list: bool = False) -> IntArray | None:
-    """Class numbers of a map-style data set, shape ``(n,)``, or ``None`` if it has none.
+def dataset_labels(dataset: Dataset[Any], read_items: bool = True, by_list: bool = False) -> NDArray[Any] | None:
+    """Classes of a map-style data set, whole numbers or strings of shape ``(n,)``, or ``None`` if it has none.
 
     They are taken from ``targets``, ``labels`` or ``tensors[1]``, through ``Subset`` and ``ConcatDataset``, or else
     from the second part (or the ``label``, ``target``, ``y`` entry) of each item, read once. Reading items leaves the
@@ -40,55 +41,55 @@ def dataset_labels(dataset: Dataset[Any], read_items: bool = True, by_list: bool
     return _from_items(dataset, by_list) if read_items else None
 
 
-def _from_attributes(dataset: Any) -> IntArray | None:
+def _from_attributes(dataset: Any) -> NDArray[Any] | None:
     # A target transform makes of the stored targets what a module sees: then the items are read.
     if getattr(dataset, "target_transform", None) is not None:
         return None
     for name in ("targets", "labels"):
-        found = _class_numbers(getattr(dataset, name, None), dataset)
+        found = _classes(getattr(dataset, name, None), dataset)
         if found is not None:
             return found
     tensors = getattr(dataset, "tensors", None)
-    return _class_numbers(tensors[1], dataset) if isinstance(tensors, tuple) and len(tensors) > 1 else None
+    return _classes(tensors[1], dataset) if isinstance(tensors, tuple) and len(tensors) > 1 else None
 
 
-def _class_numbers(values: Any, dataset: Any) -> IntArray | None:
+def _classes(values: Any, dataset: Any) -> NDArray[Any] | None:
     if values is None or not isinstance(values, (list, tuple, np.ndarray, torch.Tensor)):
         return None
     try:
-        array = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+        ids = class_ids(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
     except (ValueError, TypeError, RuntimeError):
         return None
-    if array.ndim == 2 and array.shape[1] == 1:
-        array = array[:, 0]
-    fits = array.ndim == 1 and array.dtype.kind in "iub" and len(array) == len(dataset)
-    return array.astype(np.int64) if fits else None
+    return ids if len(ids) == len(dataset) else None
 
 
-def _from_items(dataset: Any, by_list: bool) -> IntArray | None:
+def _from_items(dataset: Any, by_list: bool) -> NDArray[Any] | None:
     if not isinstance(dataset, Sized):
         return None
     items: Any = dataset
-    labels = np.empty(len(items), np.int64)
+    labels = []
     with isolate_rng():
         for index in range(len(items)):
             value = _label_of(items[[index] if by_list else index])
             if value is None:
                 return None
-            labels[index] = value
-    return labels
+            labels.append(value)
+    return class_ids(labels)
 
 
-def _label_of(item: Any) -> int | None:
+def _label_of(item: Any) -> int | str | None:
     value = None
     if isinstance(item, Mapping):
         value = next((item[key] for key in _ITEM_KEYS if key in item), None)
     elif isinstance(item, (tuple, list)) and len(item) > 1:
         value = item[1]
-    if value is None or isinstance(value, (str, bytes)):
+    if value is None or isinstance(value, bytes):
         return None
     try:
         array = np.asarray(value)
     except (ValueError, TypeError, RuntimeError):
         return None
-    return int(array.reshape(-1)[0]) if array.size == 1 and array.dtype.kind in "iub" else None
+    if array.size != 1 or array.dtype.kind not in "iubU":
+        return None
+    label: int | str = array.reshape(-1)[0].item()
+    return label if isinstance(label, str) else int(label)

@@ -1,7 +1,10 @@
 """Who holds which classes, and how a class is split over its holders (eq. (3))."""
 
+from typing import Any
+
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
+from numpy.typing import NDArray
 
 from lightning_fedstop.data._checks import IntArray
 
@@ -82,7 +85,7 @@ def split_classes(slots: IntArray, order: IntArray, class_sizes: IntArray, rng: 
 
 
 def warn_of_gaps(
-    holders: IntArray, class_sizes: IntArray, present: IntArray, num_clients: int, classes_per_client: int
+    holders: IntArray, class_sizes: IntArray, names: NDArray[Any], num_clients: int, classes_per_client: int
 ) -> None:
     """Say which samples stay unused, and that clients hold fewer than c classes, where eq. (3) leaves no other way."""
     places = num_clients * classes_per_client
@@ -90,7 +93,7 @@ def warn_of_gaps(
         rank_zero_warn(
             f"{num_clients} clients of {classes_per_client} classes hold at most {places} of {len(holders)} classes: "
             f"{int(class_sizes[holders == 0].sum())} samples of the classes "
-            f"{', '.join(map(str, present[holders == 0][:10]))} stay unused."
+            f"{', '.join(map(str, names[holders == 0][:10]))} stay unused."
         )
     if holders.sum() < places:
         rank_zero_warn(

@@ -11,7 +11,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from lightning_fedstop.data._checks import IntArray, label_vector
+from lightning_fedstop.data._checks import IntArray
+from lightning_fedstop.data._classes import are_tabulated, class_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,11 +32,14 @@ def _counts_and_names(
 ) -> tuple[IntArray, list[str]]:
     if labels is None:
         return np.zeros((len(partition), 0), np.int64), []
-    count = int(label_vector(labels).max()) + 1 if num_classes is None else num_classes
-    names = [str(k) for k in range(count)] if class_names is None else [str(name) for name in class_names]
-    if len(names) != count:
-        raise ValueError(f"`class_names` must name the {count} classes, got {len(names)}.")
-    return partition.class_counts(labels, count), names
+    numbers, found = class_numbers(labels, num_classes)
+    count = num_classes or (int(numbers.max()) + 1 if found is None else len(found))
+    if class_names is not None and len(class_names) != count:
+        raise ValueError(f"`class_names` must name the {count} classes, got {len(class_names)}.")
+    if not are_tabulated(len(partition), count):
+        return np.zeros((len(partition), 0), np.int64), []
+    names = class_names or (found if found and len(found) == count else range(count))
+    return partition.class_counts(labels, count), [str(name) for name in names]
 
 
 def _title(partition: Partition) -> str:

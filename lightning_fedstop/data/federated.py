@@ -9,13 +9,15 @@ import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from numpy.typing import NDArray
 from typing_extensions import Self
 
 from lightning_fedstop.data._checks import IntArray, whole_number
+from lightning_fedstop.data._classes import class_numbers, known_number
 from lightning_fedstop.data._config import as_skew, plain
 from lightning_fedstop.data._labels import dataset_labels
 from lightning_fedstop.data._loader import OWN_CLIENTS, TrainingLoader
-from lightning_fedstop.data.partition import Partition
+from lightning_fedstop.data.partition import Partition, unlabelled_fingerprint
 from lightning_fedstop.data.skew import Skew
 from lightning_fedstop.seeding import resolve_seed
 from lightning_fedstop.thread_safety import declares_thread_safety
@@ -34,7 +36,8 @@ class FederatedDataModule(LightningDataModule):
         partition_path: a partition saved by :meth:`Partition.save`, used instead of a new draw.
 
     Attributes:
-        train_labels: shape ``(n,)``; the classes of the training set after ``setup("fit")``, ``None`` without classes.
+        train_labels: shape ``(n,)``; class numbers of the training set after ``setup("fit")``, ``None`` without.
+        label_names: what the classes were called, where they had to be numbered; else ``None``.
 
     Raises:
         ValueError: if an argument is out of range.
@@ -55,6 +58,7 @@ class FederatedDataModule(LightningDataModule):
         self._skew_given = skew is not None
         self._partition: Partition | None = None
         self.train_labels: IntArray | None = None
+        self.label_names: list[str] | None = None
 
     def _set_hparams(self, hp: Any) -> None:
         # Checkpoints load with `weights_only=True`, so that hyperparameters are plain types.
@@ -81,23 +85,28 @@ class FederatedDataModule(LightningDataModule):
         sizes: list[int] = self.partition.sizes.tolist()
         return sizes
 
-    def deal(self, labels: IntArray | None, num_samples: int) -> None:
+    def deal(self, labels: NDArray[Any] | None, num_samples: int) -> None:
         """Deal the training set, or load the partition at ``partition_path``.
 
         Args:
-            labels: shape ``(n,)``; class numbers, or ``None`` where there are none.
+            labels: shape ``(n,)``; the class of each sample, a whole number or a string, or ``None`` without classes.
             num_samples: n.
 
         Raises:
-            ValueError: if the skew needs labels and there are none, or the saved partition does not fit.
+            ValueError: if the skew needs labels and there are none or not n, or the saved partition does not fit.
         """
         if labels is None and self.skew.needs_labels and self.partition_path is None:
             raise ValueError(
                 f"{type(self.skew).__name__} needs the class of each training sample, and the data set has none: use "
-                f"`Iid` or `QuantitySkew`, or give it integer `targets`."
+                f"`Iid` or `QuantitySkew`, give it `targets` of whole numbers or strings, or set "
+                f"`needs_labels = False` in a skew of your own that reads none."
             )
+        if labels is not None and len(labels) != num_samples:
+            raise ValueError(f"`labels` must be those of the {num_samples} training samples, got {len(labels)}.")
         known = np.zeros(num_samples, np.int64) if labels is None else labels
-        self.train_labels = labels
+        self.train_labels = self.label_names = None
+        if labels is not None:
+            self.train_labels, self.label_names = class_numbers(labels, known_number(self))
         if self.partition_path is None:
             self._partition = Partition.create(self.skew, known, self.num_clients, self.seed)
             return
@@ -157,9 +166,9 @@ class Federated(FederatedDataModule):
     given, its short last batch, collate function and workers; it shuffles, and draws each sample once an epoch. With
     ``drop_last``, clients of fewer samples than a batch count as empty.
 
-    Classes are found in ``targets``, ``labels`` or ``tensors[1]`` of the data set, or by reading every item once; data
-    without classes can be dealt by ``Iid`` and ``QuantitySkew``. Everything else, the validation and test loaders, the
-    hooks that move batches, state, set-up and tear-down, is the wrapped module's.
+    Where the skew needs classes, whole numbers or strings, they are found in ``targets``, ``labels`` or ``tensors[1]``
+    of the data set, or by reading every item once; ``Iid`` and ``QuantitySkew`` ask for none. Everything else, the
+    validation and test loaders, the hooks that move batches, state, set-up and tear-down, is the wrapped module's.
 
     Args:
         datamodule: the data module to federate.
@@ -244,11 +253,18 @@ class Federated(FederatedDataModule):
         is_new = not loader.draws_from(self._loader)
         if is_new:
             loader.tell()
-            reads = self.skew.needs_labels or self.partition_path is not None
-            self.deal(dataset_labels(loader.training_set, reads, loader.by_list), len(loader.samples))
+            n = len(loader.samples)
+            labels = dataset_labels(loader.training_set, by_list=loader.by_list) if self._asks_for_classes(n) else None
+            self.deal(labels, n)
         self._loader, self.batch_size, self.drop_last = loader, loader.batch_size, loader.drop_last
         if is_new:
             self._warn_of_short_clients()
+
+    def _asks_for_classes(self, num_samples: int) -> bool:
+        """Whether classes decide who gets what: integer targets may well be no classes."""
+        if self.partition_path is None:
+            return self.skew.needs_labels
+        return Partition.load(self.partition_path).fingerprint != unlabelled_fingerprint(num_samples)
 
     def _warn_of_short_clients(self) -> None:
         short = [

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_warn
 from rich.table import Table
 
-from lightning_fedstop.data._checks import IntArray, label_vector, whole_number
+from lightning_fedstop.data._checks import IntArray, whole_number
+from lightning_fedstop.data._classes import class_ids, class_numbers
 from lightning_fedstop.data.skew import Skew
 
 _KEYS = ("indices", "offsets", "num_samples", "fingerprint", "skew", "seed")
@@ -21,8 +23,24 @@ _KEYS = ("indices", "offsets", "num_samples", "fingerprint", "skew", "seed")
 
 def fingerprint(labels: Any) -> str:
     """A digest of the labels in their order, by which a saved partition knows its training set."""
-    vector = label_vector(labels).astype("<i8")
-    return hashlib.sha256(vector.tobytes()).hexdigest()
+    return _digest(class_numbers(labels)[0])
+
+
+def _digest(numbers: IntArray) -> str:
+    return hashlib.sha256(numbers.astype("<i8").tobytes()).hexdigest()
+
+
+def unlabelled_fingerprint(num_samples: int) -> str:
+    """The :func:`fingerprint` of a training set that was dealt without classes."""
+    return _digest(np.zeros(num_samples, np.int64))
+
+
+def _fingerprints(labels: Any) -> set[str]:
+    """All that a partition of these labels may have: dealt without classes, it knows only how many there were."""
+    ids = class_ids(labels)
+    # Whole numbers that were no class numbers from 0 used to be digested as they are.
+    as_given = {_digest(ids)} if ids.dtype.kind == "i" else set()
+    return {fingerprint(labels), unlabelled_fingerprint(len(ids)), *as_given}
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,20 +95,31 @@ class Partition:
 
         Args:
             skew: how.
-            labels: shape ``(n,)`` or ``(n, 1)``; the class of each sample (zeros, where there are no classes).
+            labels: shape ``(n,)`` or ``(n, 1)``; the class of each sample, a whole number or a string. For a skew that
+                needs none, anything of length n will do.
             num_clients: N.
             seed: decides every draw.
 
         Raises:
-            ValueError: if the skew cannot deal the samples, or did not return ``num_clients`` lists.
+            ValueError: if the skew cannot deal the samples, or did not return ``num_clients`` lists of sample numbers.
         """
-        vector = label_vector(labels)
-        lists = skew.partition(vector, num_clients, seed)
+        known = _known_classes(labels, skew.needs_labels)
+        lists = [np.asarray(part) for part in skew.partition(known, num_clients, seed)]
         if len(lists) != num_clients:
             raise ValueError(f"{skew!r} returned {len(lists)} index lists for {num_clients} clients.")
+        if any(part.ndim != 1 or (len(part) and part.dtype.kind not in "iu") for part in lists):
+            raise ValueError(f"{skew!r} must return a vector of whole sample numbers for each client.")
         offsets = np.cumsum([0, *map(len, lists)], dtype=np.int64)
         indices = np.concatenate(lists).astype(np.int64)
-        return cls(indices, offsets, len(vector), fingerprint(vector), repr(skew), seed)
+        partition = cls(indices, offsets, len(known), fingerprint(known), repr(skew), seed)
+        partition._warn_of_unused(skew)
+        return partition
+
+    def _warn_of_unused(self, skew: Skew) -> None:
+        unused = self.num_samples - len(np.unique(self.indices))
+        # The package's own say so themselves, or are meant to.
+        if unused and type(skew).__module__ != Skew.__module__:
+            rank_zero_warn(f"{self.skew} gives {unused} of {self.num_samples} samples to no client.")
 
     def __len__(self) -> int:
         """The number of clients."""
@@ -117,9 +146,9 @@ class Partition:
         """Samples of each class at each client, shape ``(N, C)``.
 
         Raises:
-            ValueError: if ``labels`` are not the partitioned ones, or lie outside ``0..num_classes - 1``.
+            ValueError: if ``labels`` are not the partitioned ones, or of more than ``num_classes`` classes.
         """
-        vector = label_vector(labels)
+        vector = class_numbers(labels, num_classes)[0]
         whole_number("num_classes", num_classes, 1)
         if len(vector) != self.num_samples or vector.min() < 0 or vector.max() >= num_classes:
             raise ValueError(
@@ -181,14 +210,10 @@ class Partition:
             raise ValueError(f"'{path}' is not a saved partition: {reason}.") from error
         if num_clients is not None and len(partition) != num_clients:
             raise ValueError(f"The partition '{path}' has {len(partition)} clients, but `num_clients={num_clients}`.")
-        # Dealt without classes, a partition knows only how many samples there were.
-        if labels is not None and partition.fingerprint not in (
-            fingerprint(labels),
-            fingerprint(np.zeros(len(labels), np.int64)),
-        ):
+        if labels is not None and partition.fingerprint not in _fingerprints(labels):
             raise ValueError(
                 f"The partition '{path}' was made for other data: the labels of its {partition.num_samples} samples "
-                f"are not those of this training set of {len(label_vector(labels))}."
+                f"are not those of this training set of {len(labels)}."
             )
         return partition
 
@@ -199,7 +224,7 @@ class Partition:
 
         Args:
             labels: the labels of the training set; without them only sizes are shown.
-            num_classes: C; by default the largest label plus 1.
+            num_classes: C; by default as many as the labels have.
             class_names: C names for the columns.
         """
         from lightning_fedstop.data._report import partition_table
@@ -226,7 +251,7 @@ class Partition:
         Args:
             path: the file; its ending (``.png``, ``.svg``, ``.pdf``) says which kind.
             labels: the labels of the training set; without them only sizes are drawn.
-            num_classes: C; by default the largest label plus 1.
+            num_classes: C; by default as many as the labels have.
             class_names: C names for the rows.
 
         Raises:
@@ -235,3 +260,14 @@ class Partition:
         from lightning_fedstop.data._report import partition_picture
 
         return partition_picture(self, path, labels, num_classes, class_names)
+
+
+def _known_classes(labels: Any, needed: bool) -> IntArray:
+    """Whole numbers for the classes of samples, as given where they were; zeros where there are no classes."""
+    try:
+        ids = class_ids(labels)
+    except (TypeError, ValueError):
+        if needed:
+            raise
+        return np.zeros(len(labels), np.int64)
+    return ids if ids.dtype.kind == "i" else class_numbers(ids)[0]

@@ -3,12 +3,14 @@
 A partition depends on the labels, the skew, the number of clients and the seed, and on nothing else.
 """
 
+import reprlib
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from lightning_fedstop.data._checks import IntArray, label_vector, one_of, positive_number, whole_number
+from lightning_fedstop.data._checks import IntArray, one_of, positive_number, whole_number
+from lightning_fedstop.data._classes import class_ids, class_numbers, unlabelled
 from lightning_fedstop.data._draws import (
     by_class,
     client_prior_draw,
@@ -25,6 +27,9 @@ from lightning_fedstop.data._draws import (
 from lightning_fedstop.data._pathological import deal_classes, holders_per_class, split_classes, warn_of_gaps
 
 Variant = Literal["paper", "released_code"]
+# A skew of one's own may hold a value for each sample.
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
 
 
 class Skew(ABC):
@@ -45,7 +50,8 @@ class Skew(ABC):
         """Deal the samples.
 
         Args:
-            labels: shape ``(n,)`` (or ``(n, 1)``); the class number of each sample.
+            labels: shape ``(n,)`` (or ``(n, 1)``); the class of each sample. A skew of this package takes any whole
+                numbers or strings, one of your own gets whole numbers.
             num_clients: the number of clients N.
             seed: decides every draw.
 
@@ -53,11 +59,12 @@ class Skew(ABC):
             N int64 arrays: the sample numbers of each client.
 
         Raises:
-            ValueError: at once, if there are too few samples for ``num_clients`` times ``min_samples``.
+            ValueError: at once, if there are too few samples for ``num_clients`` times ``min_samples``, or samples
+                without a class, which -1 marks, where classes decide.
         """
 
     def __repr__(self) -> str:
-        arguments = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        arguments = ", ".join(f"{name}={_SHORT.repr(value)}" for name, value in vars(self).items())
         return f"{type(self).__name__}({arguments})"
 
     def as_config(self) -> dict[str, Any]:
@@ -69,7 +76,7 @@ class Skew(ABC):
         return {"class_path": f"{type(self).__module__}.{type(self).__qualname__}", "init_args": dict(vars(self))}
 
     def _checked(self, labels: Any, num_clients: int, seed: int) -> IntArray:
-        vector = label_vector(labels)
+        vector = class_numbers(labels)[0] if self.needs_labels else np.zeros(len(labels), np.int64)
         whole_number("num_clients", num_clients, 1)
         whole_number("seed", seed, 0)
         if len(vector) == 0 or len(vector) < num_clients * self.min_samples:
@@ -77,6 +84,11 @@ class Skew(ABC):
                 f"{type(self).__name__} cannot deal {len(vector)} samples to {num_clients} clients with at least "
                 f"{self.min_samples} each, which no number of tries would change (0 tries of {self!r}): lower "
                 f"`num_clients` or `min_samples`."
+            )
+        if self.needs_labels and (marked := unlabelled(labels)):
+            raise ValueError(
+                f"{type(self).__name__} deals by class, and {marked} of {len(vector)} labels are -1, which marks "
+                f"samples without one: leave them out with a torch `Subset`, or use `Iid` or `QuantitySkew`."
             )
         return vector
 
@@ -173,7 +185,7 @@ class DirichletSkew(Skew):
         return lists_of(owner, num_clients)
 
     def _released_code(self, labels: IntArray, num_clients: int, seed: int) -> list[IntArray]:
-        num_classes = _count_classes(labels)
+        num_classes = int(labels.max()) + 1
         rng = legacy_generator(seed)
         order = rng.permutation(len(labels)).astype(np.int64)
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -217,6 +229,7 @@ class PathologicalSkew(Skew):
         Raises:
             ValueError: if ``classes_per_client`` exceeds the classes there are, or ``min_samples`` cannot be met.
         """
+        names = np.unique(class_ids(labels))
         labels = self._checked(labels, num_clients, seed)
         present, classes = np.unique(labels, return_inverse=True)
         if self.classes_per_client > len(present):
@@ -229,7 +242,7 @@ class PathologicalSkew(Skew):
         rng = partition_generator(seed)
         order, class_sizes = by_class(classes, rng)
         holders = holders_per_class(class_sizes, num_clients, self.classes_per_client, self.min_samples, rng)
-        warn_of_gaps(holders, class_sizes, present, num_clients, self.classes_per_client)
+        warn_of_gaps(holders, class_sizes, names, num_clients, self.classes_per_client)
         slots = deal_classes(holders, num_clients, self.classes_per_client, rng)
         owner = split_classes(slots, order, class_sizes, rng)
         smallest = int(np.bincount(owner[owner >= 0], minlength=num_clients).min())
@@ -244,7 +257,7 @@ class PathologicalSkew(Skew):
     def _released_code(self, labels: IntArray, num_clients: int, seed: int) -> list[IntArray]:
         rng = legacy_generator(seed)
         order = rng.permutation(len(labels)).astype(np.int64)
-        held = np.zeros((num_clients, _count_classes(labels)))
+        held = np.zeros((num_clients, int(labels.max()) + 1))
         held[:, : self.classes_per_client] = 1
         for row in held:
             rng.shuffle(row)
@@ -288,9 +301,3 @@ class QuantitySkew(Skew):
         proportions = legacy_proportions(rng, self.concentration, num_clients, seed)
         sizes = self.min_samples + rng.multinomial(n - num_clients * self.min_samples, proportions)
         return cut(order, sizes)
-
-
-def _count_classes(labels: IntArray) -> int:
-    if labels.min() < 0:
-        raise ValueError(f"`labels` must be class numbers from 0, got {labels.min()}.")
-    return int(labels.max()) + 1

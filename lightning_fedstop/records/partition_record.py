@@ -58,8 +58,8 @@ def _are_counts(values: list[int]) -> bool:
 def partition_counts(datamodule: Any) -> PartitionCounts:
     """What a data module has dealt, after its ``setup("fit")``: classes where it knows them, else sizes alone."""
     known, rows = _dealt(datamodule)
-    if not known:
-        return PartitionCounts(rows.tolist(), [], [])
+    if rows.ndim == 1:
+        return PartitionCounts(rows.tolist(), [], **known)
     return PartitionCounts(rows.sum(1).tolist(), rows.tolist(), **known)
 
 
@@ -68,17 +68,16 @@ def _dealt(datamodule: Any) -> tuple[dict[str, Any], Any]:
 
     Where the classes are unknown that is nothing, and the sizes, shape ``(N,)``.
     """
-    partition = getattr(datamodule, "_partition", None)
-    labels = getattr(datamodule, "train_labels", None)
-    if partition is None or labels is None or len(labels) == 0:
-        import numpy as np
+    import numpy as np
 
-        return {}, np.asarray(datamodule.client_sizes, np.int64)
-    count = getattr(datamodule, "num_classes", None) or int(labels.max()) + 1
-    named = getattr(datamodule, "class_names", None) or ()
-    names = [str(name) for name in named] if len(named) == count else [str(k) for k in range(count)]
-    known = {"class_names": names, "skew": partition.skew, "seed": int(partition.seed)}
-    return known, partition.class_counts(labels, count)
+    from lightning_fedstop.data._classes import dealt_classes
+
+    partition = getattr(datamodule, "_partition", None)
+    if partition is None:
+        return {"class_names": [], "skew": "", "seed": None}, np.asarray(datamodule.client_sizes, np.int64)
+    names = dealt_classes(datamodule)
+    known = {"class_names": names or [], "skew": partition.skew, "seed": int(partition.seed)}
+    return known, partition.class_counts(datamodule.train_labels, len(names)) if names else partition.sizes
 
 
 def write_partition(folder: str | os.PathLike[str], datamodule: Any) -> None:
@@ -91,11 +90,10 @@ def write_partition(folder: str | os.PathLike[str], datamodule: Any) -> None:
     known, rows = _dealt(datamodule)
     with atomic_file(Path(folder) / PARTITION_FILE) as temporary, temporary.open("w", encoding="utf-8") as file:
         # A part at a time: as Python objects the counts of 100,000 clients would take more memory than their data.
-        file.write('{"counts": [' if known else '{"sizes": [')
+        file.write('{"counts": [' if rows.ndim == 2 else '{"sizes": [')
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             file.write(", " * (start > 0) + json.dumps(rows[start : start + _ROWS_AT_ONCE].tolist())[1:-1])
-        rest = known or {"counts": [], "class_names": [], "skew": "", "seed": None}
-        file.write("], " + json.dumps(rest)[1:] + "\n")
+        file.write("], " + json.dumps(known)[1:] + "\n")
 
 
 def read_partition(folder: str | os.PathLike[str]) -> PartitionCounts | None:

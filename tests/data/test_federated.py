@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
 from lightning_fedstop.data import DirichletSkew, Federated, FederatedDataModule, Iid, PathologicalSkew, QuantitySkew
+from lightning_fedstop.records.partition_record import read_partition, write_partition
 from lightning_fedstop.seeding import torch_generator
 
 
@@ -316,3 +317,76 @@ def test_a_data_module_of_ones_own():
     assert module.client_dataloader(1, torch.Generator()) == [1]
     with pytest.raises(NotImplementedError, match="FederatedDataModule must implement"):
         FederatedDataModule().client_dataloader(0, torch.Generator())
+
+
+TARGETS = {
+    "negative": torch.arange(-20, 20),
+    "large": torch.arange(0, 200_000, 5000),
+    "very large": torch.arange(40) + 10**12,
+    "unlabelled": torch.full((40,), -1),
+    "floats": torch.arange(-20.0, 20.0),
+    "multi-label": torch.zeros(40, 14, dtype=torch.int64),
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("skew", [Iid(), QuantitySkew(1.0)], ids=repr)
+def test_whole_numbers_as_targets_are_no_classes_unless_a_skew_asks_for_them(tmp_path, skew, name):
+    class Unread(TensorDataset):
+        def __getitem__(self, index):
+            assert not setting_up
+            return super().__getitem__(index)
+
+    setting_up = True
+    data = Unread(torch.zeros(40, 1), TARGETS[name])
+    module = federate(DataLoader(data, batch_size=4), skew=skew, num_clients=4)
+    module.setup("fit")
+    setting_up = False
+    assert module.train_labels is None
+    assert sum(len(y) for client in range(4) for _, y in module.client_dataloader(client, torch.Generator())) == 40
+    write_partition(tmp_path, module)
+    assert (tmp_path / "partition.json").stat().st_size < 300
+    read = read_partition(tmp_path)
+    assert (read.sizes, read.counts, read.skew) == (module.client_sizes, [], repr(skew))
+    again = federate(DataLoader(data), num_clients=4, partition_path=module.partition.save(tmp_path / "p.npz"))
+    again.setup("fit")
+    assert again.partition.digest == module.partition.digest
+
+
+@pytest.mark.parametrize("ids", [[-8, 5, 10**12], ["cat", "dog", "hen"]], ids=str)
+@pytest.mark.parametrize("skew", [DirichletSkew(1.0), PathologicalSkew(2)], ids=repr)
+def test_classes_may_have_any_numbers_or_names(tmp_path, skew, ids):
+    items = [(torch.zeros(1), ids[k % 3]) for k in range(30)]
+    module = federate(DataLoader(items, batch_size=4), skew=skew, num_clients=4)
+    module.setup("fit")
+    assert [module.label_names[k] for k in module.train_labels] == [str(label) for _, label in items]
+    write_partition(tmp_path, module)
+    read = read_partition(tmp_path)
+    assert read.class_names == module.label_names == [str(name) for name in ids]
+    assert np.sum(read.counts, 0).tolist() == [10, 10, 10]
+    again = federate(DataLoader(items), num_clients=4, partition_path=module.partition.save(tmp_path / "p.npz"))
+    again.setup("fit")
+    assert again.train_labels.tolist() == module.train_labels.tolist()
+
+
+def test_very_many_classes_leave_sizes_alone(tmp_path):
+    data = TensorDataset(torch.zeros(3000, 1), torch.arange(3000) // 2)
+    module = federate(DataLoader(data, batch_size=4), skew=DirichletSkew(1.0), num_clients=4)
+    module.setup("fit")
+    write_partition(tmp_path, module)
+    assert read_partition(tmp_path).counts == []
+    assert (tmp_path / "partition.json").stat().st_size < 300
+
+
+def test_more_classes_than_a_module_says_are_counted(tmp_path):
+    own = Own()
+    own.num_classes = 1  # as for a single logit
+    module = Federated(own, num_clients=2, skew=DirichletSkew(1.0))
+    module.setup("fit")
+    write_partition(tmp_path, module)
+    assert read_partition(tmp_path).class_names == ["0", "1", "2"]
+
+
+def test_labels_of_another_length_are_refused():
+    with pytest.raises(ValueError, match="those of the 5 training samples, got 4"):
+        FederatedDataModule(num_clients=2).deal(np.zeros(4, int), 5)

@@ -1,4 +1,5 @@
 import dataclasses
+import hashlib
 
 import numpy as np
 import pytest
@@ -172,3 +173,61 @@ def test_picture_without_labels_and_of_unknown_kind(tmp_path, partition):
     for name in ("p.xyz", "p"):
         with pytest.raises(ValueError, match=r"\.png, \.svg or \.pdf"):
             partition.plot(tmp_path / name)
+
+
+def test_partitions_of_before_are_known_by_the_numbers_as_they_were(tmp_path):
+    labels = LABELS * 1000 - 7
+    raw = hashlib.sha256(labels.astype("<i8").tobytes()).hexdigest()
+    dealt = Partition.create(DirichletSkew(0.3), labels, 12, seed=5)
+    path = dataclasses.replace(dealt, fingerprint=raw).save(tmp_path / "before.npz")
+    assert Partition.load(path, labels, 12).sizes.tolist() == dealt.sizes.tolist()
+    with pytest.raises(ValueError, match="other data"):
+        Partition.load(path, labels[::-1])
+
+
+def test_classes_of_any_name_are_counted_and_named(tmp_path):
+    names = np.array(["cat", "dog", "hen", "pig"])[LABELS]
+    numbered = Partition.create(PathologicalSkew(2), LABELS, 6)
+    partition = Partition.create(PathologicalSkew(2), names, 6)
+    assert partition.digest == numbered.digest
+    assert Partition.load(partition.save(tmp_path / "p.npz"), LABELS).digest == numbered.digest
+    np.testing.assert_array_equal(partition.class_counts(names, 4), numbered.class_counts(LABELS, 4))
+    assert all(name in partition.describe(names) for name in ("cat", "dog", "hen", "pig"))
+    partition.plot(tmp_path / "p.svg", names)
+    with pytest.raises(ValueError, match="classes of the training set, from 0 to 2"):
+        partition.class_counts(names, 3)
+
+
+def test_very_many_classes_are_not_tabulated(tmp_path):
+    labels = np.arange(5000) % 2500
+    partition = Partition.create(Iid(), labels, 10)
+    assert "classes" not in partition.describe(labels)
+    partition.plot(tmp_path / "p.png", labels)
+
+
+class Fixed(Skew):
+    """A skew of one's own, of given lists."""
+
+    needs_labels = False
+
+    def __init__(self, *lists):
+        self.lists = lists
+
+    def partition(self, labels, num_clients, seed=0):
+        return list(self.lists)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [np.array([True, False, True, False]), np.array([0.0, 1.0]), np.array([[0, 1]]), ["0"]],
+    ids=["mask", "floats", "matrix", "strings"],
+)
+def test_lists_of_ones_own_must_be_sample_numbers(wrong):
+    with pytest.raises(ValueError, match="must return a vector of whole sample numbers for each client"):
+        Partition.create(Fixed([1], wrong), np.zeros(4, int), 2)
+
+
+def test_samples_that_a_skew_of_ones_own_leaves_out_are_told():
+    with pytest.warns(UserWarning, match=r"Fixed\(.*\) gives 3 of 6 samples to no client"):
+        partition = Partition.create(Fixed([0, 3], [], [5]), np.zeros(6, int), 3)
+    assert partition.sizes.tolist() == [2, 0, 1]

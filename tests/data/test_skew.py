@@ -222,8 +222,6 @@ def test_released_code_that_would_not_end_is_refused():
         PathologicalSkew(1, variant="released_code").partition(labels, 10, 0)
     with pytest.raises(ValueError, match="random picks"):
         DirichletSkew(1.0, variant="released_code").partition(np.zeros(39_999, int), 20_000, 0)
-    with pytest.raises(ValueError, match="class numbers from 0"):
-        DirichletSkew(1.0, variant="released_code").partition(labels - 1, 10, 0)
 
 
 def test_released_code_survives_an_underflowing_prior():
@@ -314,3 +312,65 @@ def test_a_skew_names_itself_and_its_configuration():
         assert set(config["init_args"]) == set(inspect.signature(kind).parameters)
     assert repr(DirichletSkew(0.3)) == "DirichletSkew(concentration=0.3, variant='paper', min_samples=1, balance=False)"
     assert issubclass(Iid, Skew)
+
+
+BY_CLASS = [
+    DirichletSkew(0.5),
+    DirichletSkew(0.5, "released_code"),
+    PathologicalSkew(2),
+    PathologicalSkew(2, "released_code"),
+]
+IDS = {
+    "large": np.array([7, 10**12, 10**15]),
+    "negative": np.array([-30, -7, 4]),
+    "unsigned": np.array([3, 2**62, 2**64 - 1], np.uint64),
+    "strings": np.array(["cat", "dog", "hen"]),
+    "objects": np.array(["cat", "dog", "hen"], object),
+}
+
+
+@pytest.mark.parametrize("name", IDS)
+@pytest.mark.parametrize("skew", BY_CLASS, ids=repr)
+def test_any_numbers_or_strings_are_dealt_as_classes_from_0_are(skew, name):
+    numbers = labels_of([20, 30, 25])
+    expected = skew.partition(numbers, 6, 3)
+    for labels in (IDS[name][numbers], IDS[name][numbers][:, None]):
+        for client, other in zip(skew.partition(labels, 6, 3), expected, strict=True):
+            np.testing.assert_array_equal(client, other)
+
+
+@pytest.mark.parametrize("skew", BY_CLASS, ids=repr)
+def test_samples_without_a_class_are_refused_where_classes_decide(skew):
+    labels = np.array([0, 1, -1, 1, -1] * 10)
+    with pytest.raises(
+        ValueError, match=r"deals by class, and 20 of 50 labels are -1, which marks samples without one: "
+    ):
+        skew.partition(labels, 3, 0)
+    signs = skew.partition(np.array([-1, 1] * 10), 3, 0)
+    assert sum(map(len, signs)) == 20
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [np.arange(-20, 20), np.arange(40) + 10**12, np.linspace(0, 1, 40), np.zeros((40, 14), int), ["word"] * 40],
+    ids=["negative", "large", "floats", "multi-label", "strings"],
+)
+@pytest.mark.parametrize("skew", [Iid(), QuantitySkew(1.0)], ids=repr)
+def test_where_classes_do_not_decide_targets_may_be_anything(skew, labels):
+    expected = skew.partition(np.zeros(40, int), 4, 1)
+    for client, other in zip(skew.partition(labels, 4, 1), expected, strict=True):
+        np.testing.assert_array_equal(client, other)
+
+
+def test_the_classes_that_stay_unused_have_the_names_they_were_given():
+    with pytest.warns(UserWarning, match="samples of the classes (cat|dog|hen) stay unused"):
+        PathologicalSkew(1).partition(np.array(["cat", "dog", "hen"] * 4), 2, 0)
+
+
+def test_long_arguments_are_shortened():
+    class BySite(Iid):
+        def __init__(self, site):
+            self.site = site
+
+    assert len(repr(BySite([f"hospital {k}" for k in range(1000)]))) < 200
+    assert len(repr(BySite(np.arange(1000.0)))) < 200
