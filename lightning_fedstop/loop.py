@@ -14,7 +14,6 @@ from lightning_fedstop.client_state import ClientStates
 from lightning_fedstop.cohort import Cohort, UniformCohort
 from lightning_fedstop.lifecycle import Lifecycle
 from lightning_fedstop.methods import FedAvg, FederatedMethod
-from lightning_fedstop.results import Results
 from lightning_fedstop.server import OnNonfinite, RoundReport, Weighting
 
 
@@ -255,7 +254,7 @@ class FederatedLoop(Lifecycle):
         """The next round's learning rate, the callbacks' decisions, and the record."""
         round = self.row["round"]
         self.pending = False
-        self._take(Results.of("lr", self.row["lr"]))
+        self._report("lr", self.row["lr"])
         self.server.trainer.solver.end_round(self.callback_metrics, round)
         self.hooks("on_train_epoch_end")
         self._measure()
@@ -274,7 +273,7 @@ class FederatedLoop(Lifecycle):
         self.row.update(figures)
         for name, value in figures.items():
             if not math.isnan(value):
-                self._take(Results.of(name, value))
+                self._report(name, value)
 
     def _finish_fit(self) -> None:
         """Test figures if there is test data, and the summary."""

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import Logger
@@ -18,7 +19,7 @@ from torch import Tensor
 from lightning_fedstop.records.config import write_config
 from lightning_fedstop.records.lock import RunLock
 from lightning_fedstop.records.partition_record import write_partition
-from lightning_fedstop.records.run_record import ROUNDS_FILE, RunRecord
+from lightning_fedstop.records.run_record import RESERVED, ROUNDS_FILE, RunRecord
 from lightning_fedstop.records.summary import describe, describe_rules, extremes, summarize
 from lightning_fedstop.results import Results
 from lightning_fedstop.server import Server
@@ -42,6 +43,7 @@ class Recording(TrainerInterface):
     _began: float
     _prints: bool
     _criterion_total = 0.0
+    _renamed: set[str]
     _lock: RunLock | None = None
     _logger: Logger | list[Logger] | bool | None
     _default_checkpoint: ModelCheckpoint | None
@@ -106,10 +108,21 @@ class Recording(TrainerInterface):
 
     def _take(self, results: Results) -> None:
         """Make reported metrics visible to callbacks, loggers, the progress bar and the round's row."""
+        if self.state.fn == TrainerFn.FITTING and (names := results.callback.keys() & RESERVED - self._renamed):
+            self._renamed |= names
+            self._warn(
+                f"The loop itself fills the record's {', '.join(sorted(names))}: what the module logs of such a name is"
+                " in a column `logged/<name>`; callbacks and loggers see it under its own name."
+            )
         self.callback_metrics.update(results.callback)
         self.logged_metrics.update(results.logged)
         self.progress_bar_metrics.update(results.prog_bar)
         self._reported.update(results.callback)
+
+    def _report(self, name: str, value: float) -> None:
+        """Report a figure of the loop itself to callbacks and loggers, unless the module logs one of that name."""
+        if name not in self._reported:
+            self.callback_metrics[name] = self.logged_metrics[name] = torch.tensor(value)
 
     def _start_row(self, row: dict[str, Any]) -> None:
         """Begin a round's row; until its training is done, the row of the round before stays for checkpoints."""
@@ -119,7 +132,8 @@ class Recording(TrainerInterface):
 
     def _full_row(self) -> dict[str, Any]:
         """The present round's row with what was reported in this round; the one place that waits for the device."""
-        return {**{name: float(value) for name, value in self._reported.items()}, **self.row}
+        columns = {f"logged/{name}" if name in RESERVED else name: value for name, value in self._reported.items()}
+        return {**{name: float(value) for name, value in columns.items()}, **self.row}
 
     @contextmanager
     def _writing(self, path: str | os.PathLike[str]) -> Iterator[None]:
@@ -146,7 +160,7 @@ class Recording(TrainerInterface):
             with self._writing(os.path.join(self.record.log_dir, ROUNDS_FILE)):
                 self.record.write_round(row)
         metrics = {name: float(value) for name, value in self.logged_metrics.items()}
-        self._report_to_loggers({**metrics, "epoch": self.current_epoch - 1})
+        self._report_to_loggers({"epoch": self.current_epoch - 1, **metrics})
 
     def _log_hyperparameters(self) -> None:
         """Tell the loggers what the module and the data module were made with, as a ``Trainer`` does."""

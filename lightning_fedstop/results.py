@@ -74,11 +74,6 @@ class Results:
     logged: dict[str, Tensor] = field(default_factory=dict)
     prog_bar: dict[str, float] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, name: str, value: float) -> "Results":
-        """One number, reported to callbacks and loggers."""
-        return cls({name: torch.tensor(value)}, {name: torch.tensor(value)})
-
 
 class ResultCollector:
     """Stands behind ``self.log`` of a module and its submodules while a loop runs.

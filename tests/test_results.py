@@ -4,7 +4,7 @@ from lightning.pytorch import LightningModule
 from torchmetrics import MeanMetric, MetricCollection, SumMetric
 from torchmetrics.classification import BinaryAccuracy
 
-from lightning_fedstop.results import ResultCollector, Results
+from lightning_fedstop.results import ResultCollector
 
 
 class Module(LightningModule):
@@ -158,9 +158,3 @@ def test_processes_are_merged_and_one_without_values_learns_the_names():
     metrics, results = compute(ResultCollector(Module()), reduce, lambda items: [items, other])
     assert metrics == {"loss": 6, "low": 7}
     assert results.prog_bar == {"loss": 6}
-
-
-def test_results_of_one_number():
-    results = Results.of("lr", 0.1)
-    assert results.callback.keys() == results.logged.keys() == {"lr"}
-    assert results.prog_bar == {}

@@ -15,18 +15,15 @@ from lightning_fedstop.records.atomic import atomic_file
 ROUNDS_FILE = "metrics.csv"
 SUMMARY_FILE = "summary.json"
 
+METRICS = ("train_loss", "val_loss", "val_acc", "val_f1", "test_loss", "test_acc", "test_f1")
+"""Usual names of what a module logs; a record has columns for them from the start."""
+
 COLUMNS = (
     "round",
     "distance",
     "growth_rate",
     "wait_count",
-    "train_loss",
-    "val_loss",
-    "val_acc",
-    "val_f1",
-    "test_loss",
-    "test_acc",
-    "test_f1",
+    *METRICS,
     "lr",
     "clients",
     "trained",
@@ -40,22 +37,8 @@ COLUMNS = (
 )
 """The columns every record starts with; a value that a round lacks leaves its field empty."""
 
-RESERVED = (
-    *(
-        "round",
-        "distance",
-        "growth_rate",
-        "wait_count",
-        "lr",
-        "clients",
-        "trained",
-        "samples",
-        "bytes_down",
-        "bytes_up",
-    ),
-    *("seconds_train", "seconds_idle", "seconds_eval", "seconds_criterion", "skipped_steps"),
-)
-"""The columns that the loop itself fills."""
+RESERVED = frozenset(COLUMNS).difference(METRICS).union({"skipped_steps"})
+"""The columns that the loop itself fills; what a module logs of such a name has the column ``logged/<name>``."""
 
 RENAMED = {
     "task_vector/distance": "distance",
