@@ -46,7 +46,8 @@ class ThreadedTrainer(LocalTrainer):
         super().__init__(*arguments)
         self.is_asked_for = is_asked_for
         self.num_threads = torch.get_num_threads()
-        self.suits()
+        if is_asked_for:
+            self.suits()
 
     def suits(self) -> bool:
         """Check for all that is known, without trying, to need one client after the other.

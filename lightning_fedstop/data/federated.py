@@ -27,7 +27,8 @@ class FederatedDataModule(LightningDataModule):
     """A ``LightningDataModule`` whose training set is dealt to clients; also usable in a plain ``Trainer``.
 
     A data module of your own implements :meth:`client_dataloader` and calls :meth:`deal` in ``setup("fit")`` (or, where
-    the clients are given, overrides :attr:`client_sizes` instead of calling it).
+    the clients are given, overrides :attr:`client_sizes` instead of calling it). Where several threads may read from it
+    at once, each another client, its class may say so by ``is_thread_safe = True``.
 
     Args:
         num_clients: the number of clients N.
