@@ -83,7 +83,9 @@ class RunConfigCallback(SaveConfigCallback):
             key = f"model.init_args.{name}"
             if key in config and not is_given(config.model.class_path, name, config[key]):
                 config.pop(key)
-        path.write_text(self.parser.dump(config, skip_none=False, skip_link_targets=False), encoding="utf-8")
+        text = self.parser.dump(config, skip_none=False, skip_link_targets=False)
+        with trainer._writing(path):
+            path.write_text(text, encoding="utf-8")
 
 
 class FedStopCLI(LightningCLI):

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from typing import Any
 
@@ -238,7 +238,8 @@ class Lifecycle(Evaluating):
             self.datamodule.on_exception(exception)
         if self.is_global_zero:
             for logger in self.loggers:
-                logger.finalize("interrupted" if interrupted else "failed")
+                with suppress(OSError):  # on a full disk, what has been said of it stays the last word
+                    logger.finalize("interrupted" if interrupted else "failed")
             if interrupted and self.state.fn == TrainerFn.FITTING:
                 print(f"\n{self._where_to_resume()}", file=sys.stderr, flush=True)
 

@@ -17,8 +17,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fedstop.records.config import write_config
-from lightning_fedstop.records.lock import RunLock
-from lightning_fedstop.records.partition_record import write_partition
+from lightning_fedstop.records.lock import LOCK_FILE, RunLock
+from lightning_fedstop.records.partition_record import PARTITION_FILE, write_partition
 from lightning_fedstop.records.run_record import RESERVED, ROUNDS_FILE, RunRecord
 from lightning_fedstop.records.summary import describe, describe_rules, extremes, summarize
 from lightning_fedstop.results import Results
@@ -89,10 +89,14 @@ class Recording(TrainerInterface):
         if self._default_checkpoint is not None:
             self._default_checkpoint.dirpath = os.path.join(self.record.log_dir, "checkpoints")
         self.loggers = [self.record] if self._logger is True or self._logger is None else self._user_loggers()
+        self.current_epoch = 0
         if self.is_global_zero:
-            self._lock = RunLock(self.record.log_dir)
-            self._lock.acquire()
-            write_partition(self.record.log_dir, self.datamodule)
+            folder = self.record.log_dir
+            self._lock = RunLock(folder)
+            with self._writing(os.path.join(folder, LOCK_FILE)):
+                self._lock.acquire()
+            with self._writing(os.path.join(folder, PARTITION_FILE)):
+                write_partition(folder, self.datamodule)
 
     def _discard_record(self) -> None:
         """Give back the version folder of a fit that was refused before it began."""
@@ -136,20 +140,25 @@ class Recording(TrainerInterface):
         return {**{name: float(value) for name, value in columns.items()}, **self.row}
 
     @contextmanager
-    def _writing(self, path: str | os.PathLike[str]) -> Iterator[None]:
+    def _writing(
+        self, path: str | os.PathLike[str], errors: tuple[type[Exception], ...] = (OSError,)
+    ) -> Iterator[None]:
         """Say which file could not be written, and what is safe.
+
+        Args:
+            path: the file.
+            errors: what its writer raises.
 
         Raises:
             OSError: in place of any other one.
         """
         try:
             yield
-        except (OSError, RuntimeError) as error:  # torch's own writer raises the latter
+        except errors as error:
             reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-            raise OSError(
-                f"{os.fspath(path)!r} could not be written ({reason}): the run is kept up to round"
-                f" {self.current_epoch}, as far as it was saved."
-            ) from error
+            kept = f"the run is kept up to round {self.current_epoch}, as far as it was saved"
+            safe = kept if self.current_epoch else "nothing has been trained yet, and former runs are as they were"
+            raise OSError(f"{os.fspath(path)!r} could not be written ({reason}): {safe}.") from error
 
     def _log_round(self) -> None:
         """One row in the record, one report to each logger; a logger's step is the round."""
@@ -167,15 +176,17 @@ class Recording(TrainerInterface):
         owners = [owner for owner in (self.module, self.datamodule) if getattr(owner, "_log_hyperparams", False)]
         hparams = {name: value for owner in owners for name, value in owner.hparams_initial.items()}
         for logger in self.loggers if self.is_global_zero else []:
-            if hparams:
-                logger.log_hyperparams(hparams)
-            logger.log_graph(self.module)
-            logger.save()
+            with self._writing(logger.log_dir or logger.save_dir or type(logger).__name__):
+                if hparams:
+                    logger.log_hyperparams(hparams)
+                logger.log_graph(self.module)
+                logger.save()
 
     def _report_to_loggers(self, metrics: dict[str, float]) -> None:
         for logger in self.loggers if self.is_global_zero else []:
-            logger.log_metrics(metrics, step=self.current_epoch)
-            logger.save()
+            with self._writing(logger.log_dir or logger.save_dir or type(logger).__name__):
+                logger.log_metrics(metrics, step=self.current_epoch)
+                logger.save()
 
     def _where_to_resume(self) -> str:
         """A sentence for a run that a signal has ended."""
@@ -193,7 +204,9 @@ class Recording(TrainerInterface):
     def _write_config(self) -> None:
         """Leave ``config.yaml`` in the record, where the command line has not."""
         if self.record is not None and self.is_global_zero:
-            write_config(Path(self.record.log_dir) / "config.yaml", self._arguments, self.module, self.datamodule)
+            path = Path(self.record.log_dir) / "config.yaml"
+            with self._writing(path):
+                write_config(path, self._arguments, self.module, self.datamodule)
 
     def _write_summary(self, test: dict[str, float], averages: dict[str, dict[str, float]]) -> None:
         """Write ``summary.json`` and print it in short.

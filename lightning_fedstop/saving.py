@@ -119,7 +119,7 @@ class Saving(Recording):
                     "`load_from_checkpoint(path, weights_only=False)` builds the module from them; resuming reads the"
                     " rest alone."
                 )
-            with self._writing(filepath):
+            with self._writing(filepath, (OSError, RuntimeError)):  # torch's own writer raises the latter
                 checkpoints.write_checkpoint(checkpoint, filepath)
             if self._state_file is not None and self._keeps_states_beside(filepath):
                 self._state_file.settle()
