@@ -30,7 +30,7 @@ OTHER_COMMANDS = {
 
 # What is left of a command that was interrupted.
 KEPT = {
-    "fit": "; finished rounds are kept, and `--ckpt_path last` goes on from there",
+    "fit": "; finished rounds are kept",
 }
 
 

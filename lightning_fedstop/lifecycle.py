@@ -21,7 +21,7 @@ from lightning_fedstop.evaluating import Evaluating
 from lightning_fedstop.hooks import Hooks
 from lightning_fedstop.methods import FederatedMethod
 from lightning_fedstop.parameters import FlatParameters
-from lightning_fedstop.progress import RoundProgressBar, wants_progress_bar
+from lightning_fedstop.progress import RoundLines, RoundProgressBar, wants_progress_bar
 from lightning_fedstop.results import ResultCollector
 from lightning_fedstop.resuming import clients_known, run_settings
 from lightning_fedstop.seeding import resolve_seed
@@ -69,11 +69,12 @@ class Lifecycle(Evaluating):
         self._first_scale: dict[str, Any] = {}
         self.signals = SignalGuard()
         self._logger = logger
-        self._prints = enable_progress_bar is not False
         self._default_checkpoint: ModelCheckpoint | None = None
         has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
         if not has_bar and wants_progress_bar(enable_progress_bar):
             callbacks = [*callbacks, RoundProgressBar()]
+        elif not has_bar and enable_progress_bar is None:
+            callbacks = [*callbacks, RoundLines()]
         saves = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
         if enable_checkpointing is not False and not saves and not self.fast_dev_run:
             self._default_checkpoint = ModelCheckpoint(

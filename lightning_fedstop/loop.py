@@ -69,7 +69,8 @@ class FederatedLoop(Lifecycle):
         limit_train_batches: batches of each client in each local epoch: at most so many (int), or a share (float).
         limit_val_batches: the same of the validation data; 0 switches it off.
         limit_test_batches: the same of the test data; 0 also switches off the test at the end of ``fit``.
-        enable_progress_bar: ``None`` draws it in a terminal outside CI.
+        enable_progress_bar: ``None`` draws it in a terminal outside CI, and elsewhere logs a line every tenth of the
+            rounds. The end's summary is printed in any case.
         enable_checkpointing: keep ``checkpoints/last.ckpt`` in the version folder unless a callback saves checkpoints.
         default_root_dir: where everything is written, the present folder by default.
         fast_dev_run: one round (or so many) of one batch each, which writes nothing.

@@ -1,13 +1,26 @@
-"""The rich progress bar over rounds."""
+"""How far a run is: a rich progress bar over rounds, or a line now and then."""
 
 import os
 import sys
 from typing import Any
 
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
+from rich.text import Text
+
+_LINES = 10
 
 
 def wants_progress_bar(enable: bool | None) -> bool:
@@ -17,8 +30,29 @@ def wants_progress_bar(enable: bool | None) -> bool:
     return sys.stderr.isatty() and not os.environ.get("CI")
 
 
+class RoundLines(Callback):
+    """A line in the log every tenth of the rounds, where no bar is drawn."""
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Log the round, where the stop rules stand, and the metrics."""
+        done, budget = trainer.current_round + 1, trainer.max_rounds
+        if done * _LINES // budget > (done - 1) * _LINES // budget:
+            parts = [f"Round {done} of {budget}", count_of(trainer), status_of(trainer)]
+            rank_zero_info("  ".join(part for part in parts if part))
+
+
+class _Tail(TimeRemainingColumn):
+    """The end of the line, which is cut where the terminal is narrow: time left to the budget, then metrics."""
+
+    def render(self, task: Task) -> Text:
+        left = super().render(task)
+        line = Text.assemble(left, " left to the budget  ", task.fields["status"])
+        line.no_wrap, line.overflow = True, "ellipsis"
+        return line
+
+
 class RoundProgressBar(ProgressBar):
-    """One line over the rounds: loss, growth rate, "saturated k of rho", time left to the budget.
+    """One line over the rounds: "saturated k of rho", time, time left to the budget, growth rate, metrics.
 
     Args:
         console: where to draw; standard error by default.
@@ -51,28 +85,29 @@ class RoundProgressBar(ProgressBar):
         """Draw the bar."""
         if not self._enabled or not trainer.is_global_zero:
             return
+        fixed = Column(no_wrap=True)  # which keeps its width where the line is cut
         self._progress = Progress(
-            TextColumn("round"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[status]}"),
-            TimeElapsedColumn(),
-            TextColumn("left to the budget"),
-            TimeRemainingColumn(),
+            TextColumn("round", table_column=fixed),
+            MofNCompleteColumn(table_column=fixed),
+            BarColumn(12, table_column=fixed),
+            TextColumn("{task.fields[count]}", table_column=fixed),
+            TextColumn("elapsed", table_column=fixed),
+            TimeElapsedColumn(table_column=fixed),
+            _Tail(),
             console=self._console or Console(stderr=True),
         )
-        self._task = self._progress.add_task("", total=trainer.max_rounds, completed=trainer.current_round, status="")
+        self._task = self._progress.add_task(
+            "", total=trainer.max_rounds, completed=trainer.current_round, count=count_of(trainer), status=""
+        )
         self._progress.start()
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Show what callbacks have logged at the last round's end."""
-        if self._progress is not None:
-            self._progress.update(self._task, status=status_of(trainer))
+        self._show(trainer, trainer.current_round)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Move the bar one round on."""
-        if self._progress is not None:
-            self._progress.update(self._task, completed=trainer.current_round + 1, status=status_of(trainer))
+        self._show(trainer, trainer.current_round + 1)
 
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Leave the finished bar standing."""
@@ -83,20 +118,27 @@ class RoundProgressBar(ProgressBar):
         """Give the terminal back."""
         self._stop()
 
+    def _show(self, trainer: Any, done: int) -> None:
+        if self._progress is not None:
+            self._progress.update(self._task, completed=done, count=count_of(trainer), status=status_of(trainer))
+
     def _stop(self) -> None:
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
 
 
-def status_of(trainer: Any) -> str:
-    """The middle of the bar: what the module logs with ``prog_bar=True`` and where the stop rule stands."""
-    metrics = trainer.callback_metrics
-    shown = {name: float(metrics[name]) for name in ("train_loss",) if name in metrics} | trainer.progress_bar_metrics
-    parts = [f"{name} {value:.4g}" for name, value in shown.items() if not name.startswith("task_vector/")]
-    growth = metrics.get("growth_rate")
-    if growth is not None:
-        parts.append(f"growth {float(growth):.2%}")
+def count_of(trainer: Any) -> str:
+    """Where the stop rules stand."""
     rules = [c for c in trainer.callbacks if hasattr(c, "wait_count") and hasattr(c, "criterion")]
-    parts.extend(f"saturated {rule.wait_count} of {rule.criterion.patience}" for rule in rules)
+    return "  ".join(f"saturated {rule.wait_count} of {rule.criterion.patience}" for rule in rules)
+
+
+def status_of(trainer: Any) -> str:
+    """The growth rate and what the module logs with ``prog_bar=True``."""
+    metrics = trainer.callback_metrics
+    growth = metrics.get("growth_rate")
+    parts = [] if growth is None else [f"growth {float(growth):.2%}"]
+    shown = {name: float(metrics[name]) for name in ("train_loss",) if name in metrics} | trainer.progress_bar_metrics
+    parts += [f"{name} {value:.4g}" for name, value in shown.items() if not name.startswith("task_vector/")]
     return "  ".join(parts)

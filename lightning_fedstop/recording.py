@@ -1,6 +1,7 @@
 """What a run tells while it goes on and when it ends: rows of the record, reports to loggers, the summary."""
 
 import os
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,9 +42,9 @@ class Recording(TrainerInterface):
     nonfinite_reason: str | None
     _arguments: dict[str, Any]
     _began: float
-    _prints: bool
     _criterion_total = 0.0
     _renamed: set[str]
+    _config_of_command: Path | None = None
     _lock: RunLock | None = None
     _logger: Logger | list[Logger] | bool | None
     _default_checkpoint: ModelCheckpoint | None
@@ -193,7 +194,12 @@ class Recording(TrainerInterface):
         saver = next((callback for callback in self.callbacks if isinstance(callback, ModelCheckpoint)), None)
         path = saver is not None and (saver.last_model_path or saver.best_model_path)
         after = f"Interrupted after round {self.current_epoch} of {self.max_rounds}"
-        return f"{after}: go on with `ckpt_path={path}`." if path else f"{after}, with no checkpoint to go on from."
+        if not path:
+            return f"{after}, with no checkpoint to go on from."
+        if self._config_of_command is not None:
+            words = ("fedstop", "fit", "--config", str(self._config_of_command), "--ckpt_path", path)
+            return f"{after}: go on with `{shlex.join(words)}`."
+        return f"{after}: go on with `ckpt_path={path}`."
 
     def _criterion_seconds(self) -> float:
         """What the stopping rules have taken since this was asked for last."""
@@ -205,6 +211,7 @@ class Recording(TrainerInterface):
         """Leave ``config.yaml`` in the record, where the command line has not."""
         if self.record is not None and self.is_global_zero:
             path = Path(self.record.log_dir) / "config.yaml"
+            self._config_of_command = path if path.exists() else None
             with self._writing(path):
                 write_config(path, self._arguments, self.module, self.datamodule)
 
@@ -238,7 +245,7 @@ class Recording(TrainerInterface):
             self.record.write_summary(summary)
         for logger in self.loggers if self.is_global_zero else []:
             logger.finalize("success")
-        if self._prints and self.is_global_zero:
+        if self.is_global_zero:
             print(describe(summary), flush=True)
 
     def _stop_reason(self) -> str:

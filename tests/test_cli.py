@@ -1,4 +1,7 @@
+import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -106,7 +109,9 @@ def test_training_goes_on_with_the_model_that_was_chosen(root, capsys):
     assert len(list(root.rglob("summary.json"))) == 2
 
 
-def test_ctrl_c_is_one_line_and_the_run_can_go_on(root, capsys, monkeypatch):
+def test_ctrl_c_prints_the_command_that_goes_on(root, capsys, monkeypatch):
+    args = ["fit", *TINY, "--trainer.method", "SCAFFOLD", "--trainer.default_root_dir", "a folder"]
+    main([*args, "--trainer.default_root_dir", "whole"])
     step = cli_classes.Linear.training_step
 
     def interrupted(module, batch, batch_idx):
@@ -116,12 +121,26 @@ def test_ctrl_c_is_one_line_and_the_run_can_go_on(root, capsys, monkeypatch):
 
     monkeypatch.setattr(cli_classes.Linear, "training_step", interrupted)
     with pytest.raises(SystemExit) as exit:
-        main(["fit", *TINY])
+        main(args)
     assert exit.value.code == 130
-    assert "fedstop fit: interrupted; finished rounds are kept" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "fedstop fit: interrupted; finished rounds are kept.\n" in said
     monkeypatch.setattr(cli_classes.Linear, "training_step", step)
-    main(["fit", *TINY, "--ckpt_path", "last"])
-    assert len((root / "lightning_logs/version_1/metrics.csv").read_text().splitlines()) == 3
+    command = re.search(r"Interrupted after round 1 of 2: go on with `fedstop (.*)`\.", said)[1]
+    main(shlex.split(command))
+    assert len((root / "a folder/lightning_logs/version_1/metrics.csv").read_text().splitlines()) == 3
+    runs = [root / "whole/lightning_logs/version_0", root / "a folder/lightning_logs/version_1"]
+    hashes = {json.loads((run / "summary.json").read_text())["parameters_hash"] for run in runs}
+    assert len(hashes) == 1
+
+
+@pytest.mark.parametrize("bar", ["null", "false", "true"])
+def test_the_last_lines_are_printed_with_and_without_a_bar(root, capsys, bar):
+    main(["fit", *TINY, "--trainer.enable_progress_bar", bar])
+    said = capsys.readouterr().out
+    assert "Stopped at round 2 of 2" in said
+    assert "Test: test_loss" in said
+    assert f"Record: {root}" in said
 
 
 def test_hyperparameters_of_a_users_model_are_its_own(root):

@@ -75,7 +75,7 @@ def test_one_process_alone_writes(runs):
             f"{version}/{name}"
             for name in ("checkpoints/last.ckpt", "config.yaml", "metrics.csv", "partition.json", "summary.json")
         ]
-    assert printed == ""
+    assert printed.count("Stopped at round") == len(list(root.glob("2-*/lightning_logs/*/summary.json")))
 
 
 @pytest.mark.parametrize(("rank", "hook"), [(0, "on_client_end"), (1, "on_train_epoch_end")])
