@@ -1,6 +1,7 @@
 """The local models of several clients while they train at once."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 
 import torch
 from lightning.pytorch import LightningModule
@@ -24,7 +25,7 @@ class Stack:
 
     Attributes:
         members: the clients still training, by their place in ``clients``.
-        steps: the local steps they have taken.
+        given: all clients.
         x: shape ``(M, d)``; their local models.
         grad: shape ``(M, d)``; their gradients.
         left: what the others were when they ran out of batches.
@@ -39,7 +40,7 @@ class Stack:
         names: Sequence[str],
     ) -> None:
         self.members = list(range(len(clients)))
-        self.steps = 0
+        self.given = clients
         self.x = parameters.vector.repeat(len(clients), 1)
         self.grad = torch.zeros_like(self.x)
         self.clients = ClientStack(clients)
@@ -54,7 +55,9 @@ class Stack:
         for row in set(range(len(self.members))) - set(rows):
             vectors = {name: vector[row].clone() for name, vector in self.clients.vectors.items()}
             buffers = {name: buffer[row].clone() for name, buffer in zip(self.names, self.buffers, strict=True)}
-            self.left[self.members[row]] = ClientResult(self.steps, self.x[row].clone(), buffers, vectors)
+            # The others go on with the motion that they have in common.
+            motion = self.given[self.members[row]].motion = deepcopy(self.clients.motion)
+            self.left[self.members[row]] = ClientResult(motion.steps, self.x[row].clone(), buffers, vectors)
         self.members = [self.members[row] for row in rows]
         chosen = torch.tensor(rows, dtype=torch.long, device=self.x.device)
         self.x, self.grad = self.x[chosen], self.grad[chosen]

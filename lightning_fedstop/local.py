@@ -9,6 +9,7 @@ import torch
 from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.data import extract_batch_size
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
@@ -19,6 +20,7 @@ from lightning_fedstop.hooks import OPTIMIZER_HOOKS, Hooks
 from lightning_fedstop.job import ClientResult, Job, LocalUpdate
 from lightning_fedstop.loss_scale import LossScale
 from lightning_fedstop.methods.base import Client, FederatedMethod, LocalStep
+from lightning_fedstop.methods.motion import Motion
 from lightning_fedstop.parameters import FlatParameters, is_finite, norm
 from lightning_fedstop.results import ResultCollector
 from lightning_fedstop.running_statistics import frozen_statistics
@@ -92,6 +94,7 @@ class LocalTrainer:
         self._owns_backward = is_overridden("backward", module)
         self._owns_clipping = is_overridden("configure_gradient_clipping", module)
         self._owns_step = is_overridden("optimizer_step", module)
+        self._owns_zero_grad = is_overridden("optimizer_zero_grad", module)
         self._wants_closure = "closure" in inspect.signature(self.solver.optimizer.step).parameters and isinstance(
             self.solver.optimizer, torch.optim.LBFGS
         )
@@ -159,21 +162,25 @@ class LocalTrainer:
         """What a client sends back whose local model the module holds."""
         return LocalUpdate(self.parameters.vector.to(client.theta.dtype) - client.theta, steps)
 
+    def new_motion(self) -> Motion:
+        """The motion of a client before its first step, at the rates of now."""
+        solver = self.solver
+        return Motion(solver.rates, solver.runs(self.parameters), solver.is_plain_sgd)
+
     def _prepare(self, client: Client, batches: Iterable[Any]) -> None:
         """What the method needs before the client's first step."""
+        client.motion = self.new_motion()
         if self.method.needs_full_gradient:
             client.vectors["full_gradient"] = self._full_gradient(batches)
         self.method.start(client)
 
     def _step_through(self, client: Client, batches: Iterable[Any]) -> int:
-        steps = 0
         for batch_idx, batch in self._epochs(batches):
             self.collector.start_batch(batch)
-            outputs = self.step(client, steps, batch, batch_idx)
-            steps += bool(outputs) and not self._overflowed
+            outputs = self.step(client, batch, batch_idx)
             self.loss_scale.skipped += bool(outputs) and self._overflowed
             self.call_hook("on_train_batch_end", outputs, batch, batch_idx)
-        return steps
+        return client.motion.steps
 
     def _epochs(self, batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """A client's batches on the device, all local epochs of them, each with its number in its epoch."""
@@ -206,10 +213,10 @@ class LocalTrainer:
                 return True
         return False
 
-    def step(self, client: Client, k: int, batch: Any, batch_idx: int) -> dict[str, Any]:
+    def step(self, client: Client, batch: Any, batch_idx: int) -> dict[str, Any]:
         """One local step; gives what a ``Trainer`` tells callbacks: ``loss`` and what else ``training_step`` returned.
 
-        The dict is empty if ``training_step`` skipped the batch.
+        The dict is empty if ``training_step`` skipped the batch. A step that is taken counts in ``client.motion``.
         """
         optimizer = self.solver.optimizer
         outputs: list[Any] = []
@@ -219,7 +226,8 @@ class LocalTrainer:
 
         def closure() -> Tensor | None:
             outputs.clear()
-            step = LocalStep(client, k, self.parameters.vector, self.parameters.grad, backward)
+            client.motion.see(self.solver.rates)
+            step = LocalStep(client, client.motion.steps, self.parameters.vector, self.parameters.grad, backward)
             if not self._find_direction(step, outputs):
                 # An optimizer that steps all the same, from a module's own `optimizer_step`, finds nothing to do.
                 self.parameters.detach_grad()
@@ -234,15 +242,45 @@ class LocalTrainer:
             return loss_of(outputs[0])
 
         if self._owns_step:
-            self.module.optimizer_step(self.module.current_epoch, batch_idx, optimizer, closure)
+            self._step_of_module(client, batch_idx, closure)
         elif self._wants_closure:
             optimizer.step(closure)  # type: ignore[arg-type]
+            self._count(client, outputs)
         elif closure() is not None:
             if self.scaler:
                 # The scaler's own step divides by its scale, and skips the step if something is not finite.
                 self.parameters.grad.mul_(self.scaler.get_scale())
             self.solver.step(self.precision)
+            self._count(client, outputs)
         return told(outputs[0]) if outputs else {}
+
+    def _count(self, client: Client, outputs: Sequence[Any]) -> None:
+        if outputs[0] is not None and not self._overflowed:
+            client.motion.add_step()
+
+    def _step_of_module(self, client: Client, batch_idx: int, closure: Callable[[], Tensor | None]) -> None:
+        """Let the module's own ``optimizer_step`` do what it does with a batch, and count the optimizer's steps in it.
+
+        A batch without a step leaves nothing in the method. Weights that were moved by other means were moved in one.
+        """
+        motion, x = client.motion, self.parameters.vector
+        steps, before = motion.steps, x.clone()
+        vectors = {name: vector.clone() for name, vector in client.vectors.items()}
+
+        def count(*_: Any) -> None:
+            if self.parameters.has_grad:
+                motion.see(self.solver.rates)
+                motion.add_step()
+
+        hook = self.solver.optimizer.register_step_post_hook(count)
+        try:
+            self.module.optimizer_step(self.module.current_epoch, batch_idx, self.solver.optimizer, closure)
+        finally:
+            hook.remove()
+        if motion.steps == steps and not torch.equal(x, before):
+            motion.add_step()
+        if motion.steps == steps:
+            client.vectors = vectors
 
     def _find_direction(self, step: LocalStep, outputs: Sequence[Any]) -> bool:
         """Leave in ``step.grad`` what the optimizer takes: the gradient, corrected and clipped.
@@ -279,6 +317,11 @@ class LocalTrainer:
             outputs = self.module.training_step(*self._arguments(batch, batch_idx))
         self.call_hook("on_before_zero_grad", self.solver.optimizer)
         self.call_hook("optimizer_zero_grad", self.module.current_epoch, batch_idx, self.solver.optimizer)
+        if self._owns_zero_grad and self.parameters.has_grad and self.parameters.grad.any():
+            raise MisconfigurationException(
+                f"{type(self.module).__name__}.optimizer_zero_grad leaves gradients for the next batch to add to, but a"
+                " local step takes the gradient of one batch: use a larger batch size."
+            )
         self.parameters.zero_grad()
         loss = loss_of(outputs)
         if loss is None:

@@ -99,6 +99,11 @@ class FlatParameters:
         for parameter, grad in zip(self.parameters, self._grads, strict=True):
             parameter.grad = grad
 
+    @property
+    def has_grad(self) -> bool:
+        """Whether the parameters have gradients attached: :meth:`detach_grad` was not called since."""
+        return any(parameter.grad is not None for parameter in self.parameters)
+
     def detach_grad(self) -> None:
         """Leave the parameters without gradients, until the next :meth:`zero_grad`."""
         for parameter in self.parameters:

@@ -78,6 +78,7 @@ class Tally:
     Attributes:
         nonfinite: the clients whose update was not finite.
         rates: the learning rate of each.
+        uploads: the vectors they would send.
         trained: how many updates were taken.
         steps: the local steps.
         skipped_steps: those that the loss scale skipped.
@@ -86,6 +87,7 @@ class Tally:
 
     nonfinite: list[int] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
+    uploads: int = 0
     trained: int = 0
     steps: int = 0
     skipped_steps: int = 0
@@ -236,10 +238,8 @@ class Server:
         generator = torch_generator(self.seed, "cohort", round)
         drawn = self.cohort.sample(round, self.num_clients, self.cohort_size, generator)
         clients = [client for client in drawn if self.sizes[client] > 0]
-        size = self.theta.numel() * self.theta.element_size() * len(clients)
-        down, up = (size * vectors for vectors in (self.method.download_vectors, self.method.upload_vectors))
         solver = self.trainer.solver
-        report = RoundReport(clients, sum(self.sizes[client] for client in clients), solver.lr, down, up)
+        report = RoundReport(clients, sum(self.sizes[client] for client in clients), solver.lr)
         mean = RunningMean(self.theta)
         self._buffers = buffers = BufferMean(self.trainer.module)
         tally = Tally()
@@ -255,6 +255,7 @@ class Server:
             if not self._take(client, update, mean, buffers):
                 tally.nonfinite.append(client.index)
             tally.rates.append(client.lr)
+            tally.uploads += self.method.uploads(client)
             tally.trained += self.has_taken
             tally.steps += update.steps
             del update  # one vector less while the next client trains
@@ -282,6 +283,9 @@ class Server:
         """Complete the report with what the clients of all processes came to."""
         parts: list[Tally] = [part for (part,) in self.gather([tally])]
         report.nonfinite = sorted(client for part in parts for client in part.nonfinite)
+        size = self.theta.numel() * self.theta.element_size()
+        report.bytes_down = size * self.method.download_vectors * len(report.clients)
+        report.bytes_up = size * sum(part.uploads for part in parts)
         report.trained = sum(part.trained for part in parts)
         report.steps = sum(part.steps for part in parts)
         if self.trainer.loss_scale.scaler is not None:

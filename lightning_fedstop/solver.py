@@ -175,11 +175,22 @@ class LocalSolver:
 
     @property
     def is_plain_sgd(self) -> bool:
-        """Whether K steps of a constant gradient g move a model by -lr * S(K, momentum) * g: see methods.Federation."""
+        """Whether the steps are those of SGD with at most heavy-ball momentum and no dampening."""
         groups = self.optimizer.param_groups
-        plain = not any(g.get("dampening") or g.get("nesterov") or g.get("maximize") for g in groups)
-        same = len({(g["lr"], g.get("momentum")) for g in groups}) == 1
-        return type(self.optimizer) is SGD and plain and same
+        return type(self.optimizer) is SGD and not any(
+            g.get("dampening") or g.get("nesterov") or g.get("maximize") for g in groups
+        )
+
+    @property
+    def rates(self) -> list[tuple[float, float]]:
+        """Learning rate and momentum of each parameter group, as they are now."""
+        return [(float(group["lr"]), float(group.get("momentum") or 0.0)) for group in self.optimizer.param_groups]
+
+    def runs(self, parameters: FlatParameters) -> list[tuple[int | None, int]]:
+        """The parameter group of each tensor in the vector, ``None`` if no step moves it, and the tensor's size."""
+        groups = self.optimizer.param_groups
+        owner = {id(p): number for number, group in enumerate(groups) for p in group["params"]}
+        return [(owner.get(id(p)), size) for p, size in zip(parameters.parameters, parameters.sizes, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
         """The scheduler's state and the rates it has set."""

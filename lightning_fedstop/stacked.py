@@ -132,6 +132,7 @@ class StackedTrainer(LocalTrainer):
         client = replace(job.client, vectors={})
         if self.method.needs_full_gradient:
             client.vectors["full_gradient"] = torch.zeros_like(self.parameters.grad)
+        client.motion = self.new_motion()
         self.method.start(client)
         return client
 
@@ -221,7 +222,9 @@ class StackedTrainer(LocalTrainer):
             with self.collector.muted(not first):
                 outputs.append(self._pass_stack(stack, passes, groups, first))
 
-        step = LocalStep(cast(Client, stack.clients), stack.steps, stack.x, stack.grad, backward)
+        motion = stack.clients.motion
+        motion.see(self.solver.rates)
+        step = LocalStep(cast(Client, stack.clients), motion.steps, stack.x, stack.grad, backward)
         try:
             with self.solver.withheld():
                 if not self._find_direction(step, outputs):
@@ -235,7 +238,7 @@ class StackedTrainer(LocalTrainer):
             if isinstance(error, torch.cuda.OutOfMemoryError):
                 what = f"`stack_chunk_size` must be below {len(stack.members)} here"
             raise MisconfigurationException(f"a step of a stack fails with {type(error).__name__}: {what}") from error
-        stack.steps += 1
+        motion.add_step()
         return outputs[0] or []
 
     def _pass_stack(

@@ -70,7 +70,7 @@ def _single_steps(
         twin.start_client(client)
         with seeded(job.seed), twin.solver.withheld():
             state = global_state()
-            outputs = twin.step(client, 0, batch, batch_idx)
+            outputs = twin.step(client, batch, batch_idx)
             now = global_state()
         draws |= any(not torch.equal(state[name], now[name]) for name in ("torch", "cuda") if name in state)
         singles.append(twin.parameters.grad.clone() if outputs else None)

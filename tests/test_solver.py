@@ -214,7 +214,7 @@ def test_state_restores_rates_and_schedule(make):
         (lambda p: SGD(p, 0.1, momentum=0.9, weight_decay=0.1), True),
         (lambda p: SGD(p, 0.1, momentum=0.9, nesterov=True), False),
         (lambda p: SGD(p, 0.1, momentum=0.9, dampening=0.5), False),
-        (lambda p: SGD([{"params": p[:1], "lr": 1.0}, {"params": p[1:]}], 0.1), False),
+        (lambda p: SGD([{"params": p[:1], "lr": 1.0}, {"params": p[1:]}], 0.1), True),
         (lambda p: Adam(p), False),
     ],
 )

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lightning_fedstop.aggregation import Reduce, gather_alone, reduce_alone
 from lightning_fedstop.client_state import ClientStates
+from lightning_fedstop.methods.motion import Motion
 from lightning_fedstop.parameters import norm
 
 EPSILON = 1e-7
@@ -40,8 +41,8 @@ class Federation:
         tensor_sizes: how the ``d`` parameters are split into tensors.
         local_epochs: E.
         batch_size: B, as far as the data module names it.
-        plain_sgd: whether the local solver is SGD with one learning rate, at most heavy-ball momentum and no dampening,
-            so that a constant gradient g moves a model by -lr * S(K, momentum) * g in K steps.
+        plain_sgd: whether the local solver is SGD with at most heavy-ball momentum and no dampening; its rates are in
+            :attr:`Client.motion`.
         reduce: sums a tensor over the processes.
         gather: the lists that the processes pass in, in order of rank.
     """
@@ -86,11 +87,13 @@ class Client:
         num_samples: n_m, always at least 1: a client without samples takes no part.
         theta: shape ``(d,)``; the model that the client starts from: the global one as the module holds it, rounded in
             ``bf16-true`` and ``16-true``. So ``x - theta`` is exactly 0 before the first step.
-        lr: the local learning rate of this round.
-        momentum: mu_h, the heavy-ball momentum of the local solver, 0 if it has none.
+        lr: the local learning rate, of the first parameter group, when the client starts.
+        momentum: mu_h, its heavy-ball momentum, 0 if the local solver has none.
         weight: the client's weight in the mean of updates, before the weights are normalised.
         vectors: what :meth:`FederatedMethod.start` prepared for the local steps, by name.
         exact_theta: shape ``(d,)``; the global model as the server holds it; ``theta`` itself by default.
+        motion: how far the client's steps go, with the rates of all parameter groups; by default ``lr`` and
+            ``momentum`` are those of all.
     """
 
     index: int
@@ -102,10 +105,13 @@ class Client:
     weight: float = 1.0
     vectors: dict[str, Tensor] = field(default_factory=dict)
     exact_theta: Tensor = None  # type: ignore[assignment]
+    motion: Motion = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         if self.exact_theta is None:
             self.exact_theta = self.theta
+        if self.motion is None:
+            self.motion = Motion([(self.lr, self.momentum)])
 
 
 class ClientStack:
@@ -116,13 +122,14 @@ class ClientStack:
         vectors: by name, stacked along a new first dimension, so ``(M, d)``; a name that only some of the clients have
             is zero for the others.
 
-    ``round``, ``theta``, ``lr`` and ``momentum`` are those of all clients. There is no ``index``: what a client alone
-    has goes into its ``vectors`` in :meth:`FederatedMethod.start`.
+    ``round``, ``theta``, ``lr``, ``momentum`` and ``motion`` are those of all clients. There is no ``index``: what a
+    client alone has goes into its ``vectors`` in :meth:`FederatedMethod.start`.
     """
 
     def __init__(self, clients: Sequence[Client]) -> None:
         first = clients[0]
         self.round, self.theta, self.lr, self.momentum = first.round, first.theta, first.lr, first.momentum
+        self.motion = first.motion
         sizes = [client.num_samples for client in clients]
         self.num_samples = torch.tensor(sizes, dtype=torch.float64, device=first.theta.device).unsqueeze(1)
         self.vectors: dict[str, Tensor] = {}
@@ -195,7 +202,7 @@ class FederatedMethod:
     """Vectors of length d that a client receives in a round, where it keeps its own state, as in a deployment."""
 
     upload_vectors = 1
-    """Vectors of length d that a client sends back."""
+    """Vectors of length d that a client sends back; see :meth:`uploads`."""
 
     needs_full_gradient = False
     """Whether ``client.vectors["full_gradient"]`` must hold the gradient of F_m at ``theta`` before :meth:`start`."""
@@ -228,6 +235,10 @@ class FederatedMethod:
             delta: shape ``(d,)``; Delta_m, the client's last model minus the model it started from.
             steps: K_m, the local steps really taken.
         """
+
+    def uploads(self, client: Client) -> int:
+        """The vectors of length d that this client sends back, after its steps; :attr:`upload_vectors` by default."""
+        return self.upload_vectors
 
     def aggregate(self, theta: Tensor, mean_delta: Tensor) -> Tensor:
         """The server step, after the round's last client: theta_r = theta_{r-1} + eta_g * mean Delta_m.

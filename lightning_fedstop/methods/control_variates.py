@@ -7,24 +7,10 @@ from torch import Tensor
 
 from lightning_fedstop.aggregation import RunningSum
 from lightning_fedstop.methods.base import Client, Federation, LocalStep, one_of, positive
+from lightning_fedstop.methods.motion import Motion
 
 ControlGain = Literal["S", "K", "released_code"] | float
 ControlUpdate = Literal["delta", "grad_mean", "option_I"]
-
-
-def momentum_gain(steps: float, momentum: float) -> float:
-    """S(K, mu): how far K heavy-ball steps of a constant gradient move, in units of lr * gradient.
-
-    S(K, mu) = [K - mu (1 - mu^K) / (1 - mu)] / (1 - mu), with S(K, 0) = K and S(K, 1) = K (K + 1) / 2.
-
-    >>> momentum_gain(5, 0.0), round(momentum_gain(5, 0.9), 4)
-    (5.0, 13.1441)
-    """
-    if momentum == 0:
-        return float(steps)
-    if momentum == 1:
-        return steps * (steps + 1) / 2
-    return float((steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum))
 
 
 class ControlVariates:
@@ -37,15 +23,22 @@ class ControlVariates:
         c_m+ = the gradient of F_m at theta_{r-1}       control_update="option_I"
         c   += (1/N) sum over the cohort of (c_m+ - c_m)
 
+    A client whose rates are all 0 leaves c_m as it is. So does ``"delta"``, which has a gain for each parameter group,
+    for the groups that have stood still.
+
     Args:
         owner: the method, named in errors.
         gain: ``"S"``, S(K_m, mu_h), right with and without momentum; ``"K"``, K_m as published for plain SGD;
             ``"released_code"``, E n_0 / B for every client; or a number.
-        update: see above; ``None`` is ``"delta"`` where the local solver is SGD, else ``"grad_mean"``, because other
-            solvers have no such gain.
+        update: see above; ``None`` is ``"delta"`` for a client whose solver is SGD with one rate for all parameters,
+            else ``"grad_mean"``. Where a hook changes rates within a client's steps, the mean of the gradients up to
+            there is what ``"delta"`` gives for them.
+        needs_mean: whether the mean gradient is asked for where there is no gain, also with ``"option_I"``.
     """
 
-    def __init__(self, owner: object, gain: ControlGain = "S", update: ControlUpdate | None = None) -> None:
+    def __init__(
+        self, owner: object, gain: ControlGain = "S", update: ControlUpdate | None = None, needs_mean: bool = False
+    ) -> None:
         if isinstance(gain, str):
             one_of("control_gain", gain, ("S", "K", "released_code"), owner)
         else:
@@ -54,6 +47,7 @@ class ControlVariates:
         self.update: ControlUpdate | None = one_of(
             "control_update", update, (None, "delta", "grad_mean", "option_I"), owner
         )
+        self.needs_mean = needs_mean
         self.name = type(owner).__name__
 
     def setup(self, federation: Federation) -> None:
@@ -61,63 +55,97 @@ class ControlVariates:
         self.federation = federation
         self.c = torch.zeros_like(federation.theta)
         self.change = RunningSum(self.c)
-        self.rule = self.update or ("delta" if federation.plain_sgd else "grad_mean")
-        if self.rule == "delta" and not federation.plain_sgd:
-            raise ValueError(
-                f"`control_update='delta'` of {self.name} needs SGD with one learning rate and neither dampening nor"
-                " Nesterov momentum as the local solver: use 'grad_mean' with any other."
-            )
-        self.averages = self.rule == "grad_mean"
+        self._check(federation.plain_sgd)
         if self.gain == "released_code" and not (federation.batch_size and federation.client_sizes[0]):
             raise ValueError(
                 f"`control_gain='released_code'` of {self.name} needs the data module's `batch_size` and samples of"
                 " client 0."
             )
 
+    def _check(self, is_sgd: bool) -> None:
+        if self.update == "delta" and not is_sgd:
+            raise ValueError(
+                f"`control_update='delta'` of {self.name} needs SGD with neither dampening nor Nesterov momentum as the"
+                " local solver: use 'grad_mean' with any other."
+            )
+
     def start(self, client: Client) -> Tensor:
         """C - c_m, which the method adds to the client's gradients."""
+        self._check(client.motion.is_sgd)
         correction = self.c - self.federation.states.get("c", client.index)
         client.vectors["correction"] = correction
-        if self.averages:
+        if self._takes_mean(client.motion):
             client.vectors["gradient_sum"] = torch.zeros_like(correction)
             client.vectors["num_gradients"] = correction.new_zeros(())
         return correction
 
+    def _takes_mean(self, motion: Motion) -> bool:
+        if self.update is None or (self.needs_mean and self.update == "option_I"):
+            return not motion.is_even
+        return self.update == "grad_mean"
+
     def observe(self, step: LocalStep) -> None:
         """Note a raw gradient if their mean is asked for; a solver such as LBFGS takes several in a step."""
-        if self.averages:
-            step.client.vectors["gradient_sum"] += step.grad
-            step.client.vectors["num_gradients"] += 1
+        vectors = step.client.vectors
+        if "gradient_sum" not in vectors:
+            if not self._takes_mean(step.client.motion):
+                return
+            self._begin_mean(step)
+        vectors["gradient_sum"] += step.grad
+        vectors["num_gradients"] += 1
+
+    def _begin_mean(self, step: LocalStep) -> None:
+        """Begin to note gradients within a client's steps, with those up to here as the difference gives them."""
+        vectors = step.client.vectors
+        distance = self.distance(step.client, step.k, step.x)
+        known = step.k if distance else 0  # a number: the rates have been the same for all so far
+        vectors["gradient_sum"] = torch.zeros_like(step.grad)
+        if known:
+            vectors["gradient_sum"] -= known * (vectors["correction"] + (step.x - step.client.theta) / distance)
+        vectors["num_gradients"] = step.grad.new_full(step.grad.shape[:-1], known)
 
     def mean_gradient(self, client: Client) -> Tensor:
-        """The mean of the gradients noted, where :attr:`averages` is set."""
+        """The mean of the gradients noted."""
         return client.vectors["gradient_sum"] / client.vectors["num_gradients"]
 
-    def gain_of(self, client: Client, steps: int) -> float:
-        """G_m."""
+    def distance(self, client: Client, steps: int, like: Tensor) -> float | Tensor:
+        """G_m lr: a number for all, or one for each parameter where groups differ; 0 for what stands still."""
         if self.gain == "S":
-            return momentum_gain(steps, client.momentum)
+            return client.motion.distance(steps, like)
         if self.gain == "K":
-            return float(steps)
-        if self.gain == "released_code":
+            gain = float(steps)
+        elif self.gain == "released_code":
             federation = self.federation
-            return federation.local_epochs * federation.client_sizes[0] / float(federation.batch_size or 1)
-        return float(self.gain)
+            gain = federation.local_epochs * federation.client_sizes[0] / float(federation.batch_size or 1)
+        else:
+            gain = float(self.gain)
+        return gain * client.motion.mean_lr(like)
+
+    def mean_step(self, client: Client, delta: Tensor, steps: int, instead: Tensor) -> Tensor:
+        """-Delta_m / (G_m lr), and ``instead`` for numbers that have stood still."""
+        distance = self.distance(client, steps, delta)
+        if isinstance(distance, Tensor):
+            return torch.where(distance > 0, -delta / distance, instead)
+        return -delta / distance
 
     def finish(self, client: Client, delta: Tensor, steps: int) -> None:
-        """Update c_m and add its change to the round's sum; nothing if the learning rate is 0."""
-        if client.lr == 0:
+        """Update c_m and add its change to the round's sum; nothing if all learning rates are 0."""
+        if client.motion.rests:
             return
-        correction = client.vectors["correction"]
-        if self.rule == "grad_mean":
-            after = self.mean_gradient(client)
-        elif self.rule == "option_I":
+        correction, states = client.vectors["correction"], self.federation.states
+        if self.update == "option_I":
             after = client.vectors["full_gradient"]
+        elif "gradient_sum" in client.vectors:
+            after = self.mean_gradient(client)
         else:
-            after = -correction - delta / (self.gain_of(client, steps) * client.lr)
-        states = self.federation.states
+            # For what has stood still this is c_m.
+            after = self.mean_step(client, delta, steps, self.c) - correction
         before = states.get("c", client.index).double()
         self.change.add(states.set("c", client.index, after) - before)
+
+    def uploads(self, client: Client) -> int:
+        """Vectors that tell the server a client's change of c_m: with ``"delta"`` it follows from Delta_m."""
+        return int(self.update == "option_I" or "gradient_sum" in client.vectors)
 
     def aggregate(self) -> None:
         """Apply the round's changes to c."""

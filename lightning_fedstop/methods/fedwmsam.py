@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lightning_fedstop.aggregation import RunningMean
 from lightning_fedstop.methods.base import Client, Federation, LocalStep, not_negative, one_of, within_unit
-from lightning_fedstop.methods.control_variates import ControlGain, ControlUpdate, momentum_gain
+from lightning_fedstop.methods.control_variates import ControlGain, ControlUpdate
 from lightning_fedstop.methods.scaffold import SCAFFOLD
 from lightning_fedstop.methods.sharpness import perturbation, scalar_perturbation
 from lightning_fedstop.parameters import norm
@@ -29,8 +29,9 @@ class FedWMSAM(SCAFFOLD):
         alpha += lambda (clip(mean of 1 + cos(Delta_m, m), 0.1, 0.9) - alpha)
         m      = -(weighted mean of Delta_m / (G_m lr)),   c as in SCAFFOLD
 
-    With a local solver that has no gain G_m, m is the weighted mean of the clients' mean v. Keeps c, m and alpha and,
-    for each client that has taken part, c_m. ``alpha_init=1, alpha_rate=0, rho=0`` is SCAFFOLD.
+    From a client that has no gain G_m for all parameters (see :class:`SCAFFOLD`), m takes the mean v of its steps.
+    Keeps c, m and alpha and, for each client that has taken part, c_m. ``alpha_init=1, alpha_rate=0, rho=0`` is
+    SCAFFOLD.
 
     Args:
         rho: radius of the perturbation, at least 0; the authors find 0.01 best.
@@ -61,6 +62,7 @@ class FedWMSAM(SCAFFOLD):
         server_lr: float = 1.0,
     ) -> None:
         super().__init__(control_gain, control_update, server_lr)
+        self.control.needs_mean = True
         self.rho = not_negative("rho", rho, self)
         self.alpha_init = within_unit("alpha_init", alpha_init, self)
         self.alpha_rate = within_unit("alpha_rate", alpha_rate, self)
@@ -72,7 +74,6 @@ class FedWMSAM(SCAFFOLD):
     def setup(self, federation: Federation) -> None:
         """Create c, m and alpha."""
         super().setup(federation)
-        self.control.averages |= not federation.plain_sgd
         self.alpha = self.alpha_init
         self.m = torch.zeros_like(federation.theta)
         self._start_round()
@@ -96,7 +97,7 @@ class FedWMSAM(SCAFFOLD):
     def _perturb(self, step: LocalStep) -> Tensor:
         client, momentum = step.client, step.client.vectors["momentum"]
         if self.perturbation == "look_ahead":
-            ahead = client.lr * momentum_gain(step.k, client.momentum)
+            ahead = client.motion.distance(step.k, step.x)
             return perturbation(client.theta - ahead * momentum - step.x, self.rho)
         direction = client.theta + step.k * momentum - step.x
         if self.perturbation == "official_direction":
@@ -111,7 +112,7 @@ class FedWMSAM(SCAFFOLD):
     def finish(self, client: Client, delta: Tensor, steps: int) -> None:
         """Update c_m; add the client's direction and its agreement with m to the round's means."""
         super().finish(client, delta, steps)
-        if client.lr:
+        if not client.motion.rests:
             self.directions.add(self._direction(client, delta, steps), client.weight)
         # `normalized` would bring its epsilon into the cosine.
         norms = norm(delta) * norm(self.m)
@@ -121,10 +122,14 @@ class FedWMSAM(SCAFFOLD):
 
     def _direction(self, client: Client, delta: Tensor, steps: int) -> Tensor:
         """The mean v of the client's steps."""
-        if self.federation.plain_sgd:
-            return -delta / (self.control.gain_of(client, steps) * client.lr)
+        if client.motion.started_even or "gradient_sum" not in client.vectors:
+            return self.control.mean_step(client, delta, steps, self.m)
         gradient = self.control.mean_gradient(client) + client.vectors["correction"]
         return self.alpha * gradient + (1 - self.alpha) * self.m
+
+    def uploads(self, client: Client) -> int:
+        """As SCAFFOLD, and the mean gradient where m needs it and c_m is another."""
+        return super().uploads(client) + (self.control.update == "option_I" and "gradient_sum" in client.vectors)
 
     def aggregate(self, theta: Tensor, mean_delta: Tensor) -> Tensor:
         """Update alpha, m and c, and average as FedAvg."""

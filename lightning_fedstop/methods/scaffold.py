@@ -24,8 +24,8 @@ class SCAFFOLD(FederatedMethod):
         control_gain: G_m: ``"S"``; ``"K"``, as published; ``"released_code"``, E n_0 / B from client 0; or a number.
         control_update: ``"delta"`` (option II, above), ``"grad_mean"`` (the mean gradient of the steps, exact with any
             solver, clip and weight decay, at the price of one more vector) or ``"option_I"`` (the gradient at
-            theta_{r-1}, one more pass over the client's data). By default ``"delta"`` if the local solver is SGD, else
-            ``"grad_mean"``: no other solver has a gain.
+            theta_{r-1}, one more pass over the client's data). By default ``"delta"`` for a client whose solver is SGD
+            with one rate for all parameters, else ``"grad_mean"``: there is no gain for all then.
         server_lr: eta_g, the factor on the mean update; 1 in the paper's experiments.
     """
 
@@ -55,6 +55,10 @@ class SCAFFOLD(FederatedMethod):
     def finish(self, client: Client, delta: Tensor, steps: int) -> None:
         """Update c_m."""
         self.control.finish(client, delta, steps)
+
+    def uploads(self, client: Client) -> int:
+        """The update, and the change of c_m where it does not follow from that."""
+        return self.upload_vectors + self.control.uploads(client)
 
     def aggregate(self, theta: Tensor, mean_delta: Tensor) -> Tensor:
         """Update c and average as FedAvg."""

@@ -22,7 +22,7 @@ from lightning_fedstop.methods import (
     LocalStep,
     released_code,
 )
-from lightning_fedstop.methods.control_variates import momentum_gain
+from lightning_fedstop.methods.motion import momentum_gain
 from lightning_fedstop.methods.sharpness import scalar_perturbation
 from tests.helpers import ToyData, ToyModule
 from tests.methods.problems import TEN, quadratic, toy
@@ -145,9 +145,7 @@ def test_with_another_solver_control_variates_are_mean_gradients(tmp_path, solve
 
 @pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
 def test_the_difference_rule_needs_plain_sgd(tmp_path, solver):
-    sentence = (
-        "`control_update='delta'` of SCAFFOLD needs SGD with one learning rate and neither dampening nor Nesterov"
-    )
+    sentence = "`control_update='delta'` of SCAFFOLD needs SGD with neither dampening nor Nesterov"
     with pytest.raises(ValueError, match=sentence):
         toy(lambda: SCAFFOLD(control_update="delta"), tmp_path, module=Solved(solver))
 
@@ -184,7 +182,8 @@ def test_the_gain_of_client_0_needs_its_samples_and_a_batch_size(sizes, batch_si
 def test_the_gain_of_client_0_is_a_fraction(tmp_path):
     method = SCAFFOLD(control_gain="released_code")
     method.setup(federation())
-    assert method.control.gain_of(Client(1, 1, 4, torch.zeros(5), 0.1, 0.9), 5) == 5 * 6 / 4
+    client = Client(1, 1, 4, torch.zeros(5), 0.1, 0.9)
+    assert method.control.distance(client, 5, client.theta) == pytest.approx(0.1 * 5 * 6 / 4)
 
 
 RELEASED = {
