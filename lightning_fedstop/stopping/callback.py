@@ -79,6 +79,7 @@ class CriterionCallback(pl.Callback):
         self._fresh_criterion = criterion.state_dict()
         self.log_name = self.log_prefix
         self._keeps_its_state = False
+        self._unit = "epoch"
         self._reset()
 
     def _reset(self) -> None:
@@ -109,6 +110,23 @@ class CriterionCallback(pl.Callback):
         """A decision in a sentence."""
         raise NotImplementedError
 
+    def _place(self, trainer: pl.Trainer, epoch: int) -> str:
+        """An epoch of a Trainer, counted from 0 as Lightning does, or a round of a federation, from 1 as the record."""
+        if self._unit == "round":
+            return f"round {epoch + 1}"
+        return f"epoch {epoch}" if self.check_every_n_steps is None else f"epoch {epoch} at step {trainer.global_step}"
+
+    @property
+    def _interval(self) -> str:
+        """The name of what lies between two checks."""
+        return self._unit if self.check_every_n_epochs == 1 else "check"
+
+    def _in_a_row(self, threshold: float, count: int) -> str:
+        """A relative bound that was kept, as in "1 % a round, 5 rounds in a row"."""
+        name = self._interval
+        article = "an" if name == "epoch" else "a"
+        return f"{100 * threshold:g} % {article} {name}, {count} {name}{'s' * (count != 1)} in a row"
+
     @property
     def stopped(self) -> bool:
         """Whether the criterion has stopped the fit (or would have, with ``observe_only``)."""
@@ -120,6 +138,7 @@ class CriterionCallback(pl.Callback):
         self._keeps_its_state = stage != "fit"
         if stage == "fit":
             self._reset()
+            self._unit = "round" if is_federated(trainer) else "epoch"
             if self.check_every_n_steps is not None and is_federated(trainer):
                 raise MisconfigurationException(
                     f"`{type(self).__name__}(check_every_n_steps={self.check_every_n_steps})` counts the steps of a "
@@ -177,7 +196,7 @@ class CriterionCallback(pl.Callback):
             rows = [row for row in rows if (int(row[0]) + 1) % period == 0]
             if period % self._ancestor["check_every_n_epochs"]:
                 rows = []  # it has not seen all epochs that this rule looks at
-        first: StopDecision | None = None
+        first: str | None = None  # where it would have stopped the run
         for position, *observation in rows:
             epoch = int(position) if period else trainer.current_epoch
             decision = self._decide(tuple(observation))
@@ -185,7 +204,8 @@ class CriterionCallback(pl.Callback):
             self._last_epoch, self.wait_count = epoch, decision.count
             self._last_step = self._ancestor.get("last_step", -1)
             meets = decision.should_stop and self._may_stop(trainer, epoch)
-            first = first or (decision if meets else None)
+            if meets and first is None:
+                first = f"in {self._place(trainer, epoch)}" if period else f"at check {decision.round}"
             if meets and not self.stopped and (self.observe_only or position == rows[-1][0]):
                 self._record_stop(trainer, epoch, decision, True, self._explain(decision))
         self._is_resumed = True
@@ -195,8 +215,8 @@ class CriterionCallback(pl.Callback):
         elif first is not None and not self.stopped:
             self._print(
                 trainer,
-                f"{name} would have stopped the run at check {first.round} already; it goes on, since the rule is met "
-                f"no longer, with a count of {self.wait_count}.",
+                f"{name} would have stopped the run {first} already; it goes on, since the rule is met no longer, with "
+                f"a count of {self.wait_count}.",
             )
         elif first is None:
             self._print(trainer, f"{name} counts on from {self.wait_count}, after the checks in {trainer.ckpt_path}.")
@@ -205,7 +225,7 @@ class CriterionCallback(pl.Callback):
         self._print(
             trainer,
             f"{type(self).__name__} counts from here on: {trainer.ckpt_path} does not hold what it looks at of the "
-            "epochs before.",
+            f"{self._unit}s before.",
         )
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -264,7 +284,7 @@ class CriterionCallback(pl.Callback):
                 self._record_stop(trainer, epoch, decision, wanted, message)
             trainer.should_stop = trainer.should_stop or not self.observe_only
         elif self.verbose:
-            self._print(trainer, message)
+            self._print(trainer, f"{self._place(trainer, epoch).capitalize()}: {message}")
 
     def _record_stop(self, trainer: pl.Trainer, epoch: int, decision: StopDecision, wanted: bool, message: str) -> None:
         is_diverged = decision.reason is StoppingReason.DIVERGED
@@ -277,8 +297,7 @@ class CriterionCallback(pl.Callback):
             message = f"Another process asked to stop ({self.stopping_reason.value})."
         self.stopping_reason_message = message
         verb = "would stop" if self.observe_only else "stops"
-        step = f" at step {trainer.global_step}" if self.check_every_n_steps else ""
-        self._print(trainer, f"{type(self).__name__} {verb} the fit in epoch {epoch}{step}. {message}")
+        self._print(trainer, f"{type(self).__name__} {verb} the fit in {self._place(trainer, epoch)}. {message}")
 
     def _may_stop(self, trainer: pl.Trainer, epoch: int) -> bool:
         # Lightning keeps a stop wished too early until `min_epochs` and `min_steps` are met, even if the wish is gone
@@ -294,7 +313,7 @@ class CriterionCallback(pl.Callback):
             trainer.should_stop = True
             was = "was already stopped in" if self._ancestor is None else "is stopped by these arguments in its last"
             rank_zero_warn(
-                f"The run in the checkpoint {was} epoch {self.stopped_epoch} "
+                f"The run in the checkpoint {was} {self._place(trainer, self.stopped_epoch)} "
                 f"({self.stopping_reason.value}), so nothing more is trained. To train on, resume without this "
                 f"{type(self).__name__}, or with other arguments."
             )

@@ -152,17 +152,14 @@ class ConsensusEarlyStopping(CriterionCallback):
 
     def _explain(self, decision: ConsensusDecision) -> str:
         if decision.reason is StoppingReason.DIVERGED:
-            return f"A local model is not finite in round {decision.round}."
+            return "A local model is not finite."
         if decision.should_stop:
+            bound = self._in_a_row(self.criterion.threshold, decision.count)
             return (
-                f"The consensus of the local task vectors ({decision.smoothed:.4g}) has changed by less than "
-                f"{self.criterion.threshold:g} a round for {decision.count} rounds in a row."
+                f"The consensus of the local task vectors ({decision.smoothed:.4g}) has changed by less than {bound}."
             )
         change = "" if decision.change is None else f", change {decision.change:.4g}"
-        return (
-            f"Round {decision.round}: consensus {decision.smoothed:.4g}{change}, steady {decision.count} of "
-            f"{self.criterion.patience}."
-        )
+        return f"consensus {decision.smoothed:.4g}{change}, steady {decision.count} of {self.criterion.patience}."
 
 
 def _flat(module: pl.LightningModule) -> Tensor:

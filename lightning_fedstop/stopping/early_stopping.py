@@ -245,7 +245,8 @@ class TaskVectorEarlyStopping(CriterionCallback):
             self.average_path = _save_average(self.saturation_average, trainer, pl_module, self.log_name)
         if not math.isfinite(decision.distance) and not self.stopped and not self._has_warned:
             self._has_warned = True
-            rank_zero_warn(f"A parameter is NaN or infinite since epoch {epoch}, and the fit is not stopped for it.")
+            place = self._place(trainer, epoch)
+            rank_zero_warn(f"A parameter is NaN or infinite since {place}, and the fit is not stopped for it.")
         return decision
 
     def _tell_of_left_out(self, trainer: pl.Trainer, average: SaturationAverage) -> None:
@@ -288,19 +289,16 @@ class TaskVectorEarlyStopping(CriterionCallback):
 
     def _explain(self, decision: Decision) -> str:
         if decision.reason is StoppingReason.DIVERGED:
-            return f"A parameter is NaN or infinite at check {decision.round}."
+            return "A parameter is NaN or infinite."
         if decision.reason is StoppingReason.NOT_MOVING:
-            return f"No parameter has moved in {decision.round} checks; is the learning rate 0, or a gradient missing?"
+            span = f"{decision.round} {self._interval}{'s' * (decision.round != 1)}"
+            return f"No parameter has moved in {span}; is the learning rate 0, or a gradient missing?"
         if decision.reason is StoppingReason.SATURATED:
-            return (
-                f"The distance from the start ({decision.distance:.4g}) has grown by less than "
-                f"{self.criterion.threshold:g} a check for {decision.count} checks in a row."
-            )
+            bound = self._in_a_row(self.criterion.threshold, decision.count)
+            return f"The distance from the start ({decision.distance:.4g}) has grown by less than {bound}."
         growth = "" if decision.growth_rate is None else f", growth rate {decision.growth_rate:.4g}"
-        return (
-            f"Check {decision.round}: distance {decision.distance:.4g}{growth}, "
-            f"saturated {decision.count} of {self.criterion.patience}."
-        )
+        count = f"saturated {decision.count} of {self.criterion.patience}"
+        return f"distance {decision.distance:.4g}{growth}, {count}."
 
     def state_dict(self) -> dict[str, Any]:
         """The count, the starting weights and the record of the stop."""

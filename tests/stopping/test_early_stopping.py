@@ -45,7 +45,7 @@ def test_stops_a_plain_trainer():
     assert callback.stopped
     assert callback.stopping_reason is StoppingReason.SATURATED
     assert callback.stopping_reason_message == (
-        "The distance from the start (1.612) has grown by less than 0.01 a check for 3 checks in a row."
+        "The distance from the start (1.612) has grown by less than 1 % an epoch, 3 epochs in a row."
     )
 
 
@@ -363,11 +363,11 @@ def test_prints_the_stop_and_with_verbose_every_check():
     verbose = messages_of(TaskVectorEarlyStopping(0.01, 3, verbose=True))
     assert quiet == [
         "TaskVectorEarlyStopping stops the fit in epoch 5. "
-        "The distance from the start (1.612) has grown by less than 0.01 a check for 3 checks in a row."
+        "The distance from the start (1.612) has grown by less than 1 % an epoch, 3 epochs in a row."
     ]
     assert verbose[:2] == [
-        "Check 1: distance 1, saturated 0 of 3.",
-        "Check 2: distance 1.5, growth rate 0.5, saturated 0 of 3.",
+        "Epoch 0: distance 1, saturated 0 of 3.",
+        "Epoch 1: distance 1.5, growth rate 0.5, saturated 0 of 3.",
     ]
     assert verbose[-1:] == quiet
     assert len(verbose) == 6

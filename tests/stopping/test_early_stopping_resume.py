@@ -219,7 +219,7 @@ def test_a_rule_that_was_met_once_and_is_no_longer_goes_on_and_says_so(tmp_path,
     callback = TaskVectorEarlyStopping(0.5, 4)
     with caplog.at_level("INFO"):
         assert fit(callback, ckpt_path=tmp_path / "epoch=6.ckpt", max_epochs=8)["epochs"] == 8
-    assert "would have stopped the run at check 6 already; it goes on" in caplog.text
+    assert "would have stopped the run in epoch 5 already; it goes on" in caplog.text
     assert callback.wait_count < 4
 
 
