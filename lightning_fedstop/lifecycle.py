@@ -175,7 +175,7 @@ class Lifecycle(Evaluating):
         precision = self.fabric.strategy.precision
         self._first_scale = self._first_scale or precision.state_dict()
         precision.load_state_dict(self._first_scale)
-        self._has_told_of_skips = False
+        self._has_told_of_skips = self._skipped_all = False
         self._renamed = set()
         self.current_epoch = self.global_step = 0
         self.nonfinite_reason: str | None = None

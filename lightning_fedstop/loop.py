@@ -243,6 +243,7 @@ class FederatedLoop(Lifecycle):
 
     def _tell_of_skips(self, round: int, report: RoundReport) -> None:
         """Warn once a fit that the loss scale skips steps."""
+        self._skipped_all = bool(report.skipped_steps) and not report.steps
         if report.skipped_steps and not self._has_told_of_skips:
             self._has_told_of_skips = True
             total = report.skipped_steps + report.steps

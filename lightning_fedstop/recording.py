@@ -44,6 +44,7 @@ class Recording(TrainerInterface):
     _began: float
     _criterion_total = 0.0
     _renamed: set[str]
+    _skipped_all: bool
     _config_of_command: Path | None = None
     _lock: RunLock | None = None
     _logger: Logger | list[Logger] | bool | None
@@ -253,7 +254,8 @@ class Recording(TrainerInterface):
         if self.nonfinite_reason is not None:
             return self.nonfinite_reason
         if not self.should_stop:
-            return f"The budget of {self.max_rounds} rounds is used up."
+            skipped = " The last one skipped all its local steps: no gradient is finite." if self._skipped_all else ""
+            return f"The budget of {self.max_rounds} rounds is used up.{skipped}"
         # A rule that only observes says when it would have stopped, which ended nothing.
         rules = [callback for callback in self.callbacks if not getattr(callback, "observe_only", False)]
         reasons = [getattr(callback, "stopping_reason_message", None) for callback in rules]

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 from lightning_fedstop.loss_scale import LossScale
 from lightning_fedstop.methods import SCAFFOLD, FedAvg
+from lightning_fedstop.stopping import TaskVectorEarlyStopping
 from tests.helpers import QUIET, ToyData, ToyModule, Trace, flat, make_loop, same
 
 FIRST = 2.0**16
@@ -130,6 +131,22 @@ def test_a_round_of_skipped_steps_trains_nobody(tmp_path):
     assert skipped(loop)[:2] == [1, 1]
     assert all(round > 2 for round, _ in method.taken)
     assert torch.equal(trace.rounds[1]["theta"], trace.rounds[0]["theta_0"])
+
+
+def test_a_run_whose_steps_are_all_skipped_says_so_at_its_end(tmp_path):
+    class Broken(ToyModule):
+        def loss(self, batch):
+            return super().loss(batch) * float("inf")
+
+    rule = TaskVectorEarlyStopping(patience=2)
+    loop = float16_loop(tmp_path, rule, max_rounds=6)
+    loop.fit(module := Broken(), ToyData((4, 4)))
+    assert loop.current_epoch == 6
+    assert not rule.stopped
+    assert torch.equal(flat(module), flat(Broken()))
+    end = "The budget of 6 rounds is used up. The last one skipped all its local steps: no gradient is finite."
+    assert loop.summary["stop_reason"] == end
+    assert skipped(loop) == [2] * 6
 
 
 def test_a_gradient_outside_of_a_step_lowers_the_scale_until_it_is_finite(tmp_path):

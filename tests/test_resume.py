@@ -128,7 +128,7 @@ def test_resuming_what_has_ended_trains_nothing_and_says_so(tmp_path, capsys):
     loop, _ = fit(tmp_path, TaskVectorEarlyStopping(0.4, 3), max_rounds=30)
     stopped = loop.current_epoch
     assert stopped < 30
-    with pytest.warns(UserWarning, match="already stopped in epoch .* nothing more is trained"):
+    with pytest.warns(UserWarning, match="already stopped in round .* nothing more is trained"):
         again, _ = fit(tmp_path, TaskVectorEarlyStopping(0.4, 3), max_rounds=30, ckpt_path="last")
     assert again.current_epoch == stopped
     assert again.summary["parameters_hash"] == loop.summary["parameters_hash"]
