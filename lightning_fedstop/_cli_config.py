@@ -95,7 +95,8 @@ def is_named(section: str, args: list[str]) -> bool:
 
 def _config_values(args: list[str]) -> list[str]:
     values = [b for a, b in pairwise(args) if a in ("-c", "--config")]
-    return values + [arg.partition("=")[2] for arg in args if arg.startswith("--config=")]
+    values += [arg.partition("=")[2] for arg in args if arg.startswith("--config=")]
+    return [os.path.expanduser(value) for value in values]
 
 
 def _itself_and_below(content: Any) -> list[Any]:

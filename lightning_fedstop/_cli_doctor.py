@@ -3,7 +3,6 @@
 import json
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -13,6 +12,7 @@ from rich.text import Text
 from lightning_fedstop import diagnosis
 from lightning_fedstop._cli_parser import SentenceParser
 from lightning_fedstop.diagnosis import ROCM_SETTINGS, Diagnosis, diagnose
+from lightning_fedstop.paths import local_path
 from lightning_fedstop.records.atomic import atomic_file
 
 
@@ -43,8 +43,8 @@ def main(argv: list[str]) -> None:
     """
     args = _parser().parse_args(argv)
     # A file that cannot be written is better refused before the dry runs.
-    if args.json not in (None, "-") and not Path(args.json).absolute().parent.is_dir():
-        raise FileNotFoundError(f"--json {args.json}: there is no folder '{Path(args.json).absolute().parent}'.")
+    if args.json not in (None, "-") and not (parent := local_path(args.json, "--json").absolute().parent).is_dir():
+        raise FileNotFoundError(f"--json {args.json}: there is no folder '{parent}'.")
     console = Console(highlight=False, markup=False, quiet=args.json == "-", width=None if sys.stdout.isatty() else 120)
     found = diagnose(args.accelerator, args.data_root, args.default_root_dir)
     console.print(_table(found.facts))
@@ -121,5 +121,5 @@ def _write_json(path: str, found: Diagnosis) -> None:
     if path == "-":
         sys.stdout.write(text)
         return
-    with atomic_file(path) as temporary:
+    with atomic_file(local_path(path, "--json")) as temporary:
         temporary.write_text(text, encoding="utf-8")

@@ -30,6 +30,7 @@ from lightning_fedstop.checkpoint import read_checkpoint
 from lightning_fedstop.data import MedMNIST
 from lightning_fedstop.loop import FederatedLoop
 from lightning_fedstop.models import ImageClassifier
+from lightning_fedstop.paths import local_path
 
 # Short class names in a configuration are looked up among the classes that have been imported.
 for _module in ("cohort", "methods", "data", "models", "stopping.baselines", "stopping.consensus_early_stopping"):
@@ -192,9 +193,11 @@ class FedStopCLI(LightningCLI):
         command = self.config.get("subcommand")
         if command == "fit" and self.model_is_named:
             return
-        ckpt_path = self.config.get(f"{command}.ckpt_path")
-        if not (ckpt_path and os.path.isfile(ckpt_path)):
+        given = self.config.get(f"{command}.ckpt_path")
+        ckpt_path = str(local_path(given, "ckpt_path")) if given else ""
+        if not os.path.isfile(ckpt_path):
             return
+        self.config[f"{command}.ckpt_path"] = ckpt_path  # which Lightning reads as it stands
         if (read_checkpoint(ckpt_path).get("hyper_parameters") or {}).get("_class_path"):
             with self._own_defaults():
                 super()._parse_ckpt_path()

@@ -1,6 +1,5 @@
 """``fedstop partition``: how the clients share the training data of a configuration."""
 
-from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
@@ -10,6 +9,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning_fedstop._cli_fit import FedStopCLI
 from lightning_fedstop.data import FederatedDataModule
 from lightning_fedstop.data._classes import dealt_classes
+from lightning_fedstop.paths import local_path
 
 
 class PartitionCLI(FedStopCLI):
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> None:
     picture = cli.config.picture
     if picture is not None:
         if picture == cli.parser.get_default("picture"):
-            picture = Path(cli.config.trainer.default_root_dir or ".") / picture
+            picture = local_path(cli.config.trainer.default_root_dir or ".", "default_root_dir") / picture
         print(f"Picture: {partition.plot(picture, labels, count, names)}")
     if cli.config.save is not None:
         print(f"Partition: {partition.save(cli.config.save)}")

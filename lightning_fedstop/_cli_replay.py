@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from lightning_fedstop._cli_parser import add_table_options, column_names
+from lightning_fedstop.paths import local_path
 from lightning_fedstop.records.reader import ROUNDS_FILE, Record, read_records
 from lightning_fedstop.records.replay import RULES, SHIFTS, VARIANTS, Stop, replay_table
 
@@ -60,7 +61,7 @@ def main(argv: list[str]) -> None:
         stops = replay_table(
             records, args.rule, args.threshold, args.patience, args.min_rounds, args.variant, args.shift
         )
-        out = None if args.out is None else Path(args.out)
+        out = None if args.out is None else local_path(args.out, "--out")
         chosen = args.format or ("table" if out is None else _FORMAT_OF_SUFFIX.get(out.suffix.lower(), "table"))
         text = FORMATS[chosen](stops)
         if out is not None:

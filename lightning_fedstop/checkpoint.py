@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from torch import Tensor
 
+from lightning_fedstop.paths import walk
 from lightning_fedstop.pickled import Pickled, Unread, objects_unread
 from lightning_fedstop.plain import is_plain, plain_state
 from lightning_fedstop.records.atomic import atomic_file
@@ -189,7 +190,8 @@ def find_last(root: str | os.PathLike[str]) -> Path:
     Raises:
         FileNotFoundError: if there is none.
     """
-    paths = [path for path in Path(root).glob("**/*.ckpt") if not path.name.startswith(".")]
+    paths = [folder / name for folder, names in walk(root) for name in names if name.endswith(".ckpt")]
+    paths = [path for path in paths if path.is_file() and not path.name.startswith(".")]
     for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True):
         if _is_resumable(path):
             return path

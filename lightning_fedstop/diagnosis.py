@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fedstop.environment import device_name, package_versions, torch_build
+from lightning_fedstop.paths import local_path
 
 ROCM_SETTINGS = {
     "MIOPEN_FIND_MODE": "how MIOpen, the library of convolutions, chooses a kernel for a shape it has not seen: NORMAL "
@@ -64,11 +65,11 @@ def diagnose(
     facts = found.facts
     facts["versions"] = {"python": platform.python_version(), **package_versions()}
     found.problems += unmet_requirements()
-    facts["runs"] = folder(Path(default_root_dir or ".").absolute())
+    facts["runs"] = folder(local_path(default_root_dir or ".", "default_root_dir").absolute())
     if (reason := facts["runs"]["refusal"]) is not None:
         path = facts["runs"]["path"]
         found.problems.append(f"Nothing can be written to '{path}' ({reason}): set `default_root_dir` to another one.")
-    facts["data"] = folder(Path("~/.medmnist" if data_root is None else data_root).expanduser().absolute())
+    facts["data"] = folder(local_path("~/.medmnist" if data_root is None else data_root, "data_root").absolute())
     try:
         import torch
 

@@ -14,6 +14,7 @@ from lightning_fedstop.client_state import ClientStates
 from lightning_fedstop.cohort import Cohort, UniformCohort
 from lightning_fedstop.lifecycle import Lifecycle
 from lightning_fedstop.methods import FedAvg, FederatedMethod
+from lightning_fedstop.paths import local_path
 from lightning_fedstop.server import OnNonfinite, RoundReport, Weighting
 
 
@@ -143,7 +144,7 @@ class FederatedLoop(Lifecycle):
         self.limit_train_batches = limit_train_batches
         self.limit_val_batches = limit_val_batches
         self.limit_test_batches = limit_test_batches
-        self.default_root_dir = os.path.abspath(default_root_dir or os.getcwd())
+        self.default_root_dir = os.path.abspath(local_path(default_root_dir or os.getcwd(), "default_root_dir"))
         self.seed = seed
         self.fabric = make_fabric(
             accelerator=accelerator,

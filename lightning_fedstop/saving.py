@@ -15,6 +15,7 @@ from lightning_fedstop import checkpoint as checkpoints
 from lightning_fedstop.client_state import SPILL_PREFIX
 from lightning_fedstop.methods import FederatedMethod
 from lightning_fedstop.parameters import FlatParameters
+from lightning_fedstop.paths import local_path
 from lightning_fedstop.recording import Recording
 from lightning_fedstop.records.lock import refuse_live
 from lightning_fedstop.resuming import (
@@ -183,7 +184,7 @@ class Saving(Recording):
         self.ckpt_path = None
         if ckpt_path is None:
             return None
-        path = ckpt_path
+        path: str | os.PathLike[str] = local_path(ckpt_path, "ckpt_path")
         if ckpt_path == "last":
             path = checkpoints.find_last(self.default_root_dir)
         elif ckpt_path == "best":

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from lightning_fedstop.data._checks import IntArray
 from lightning_fedstop.data._classes import are_tabulated, class_numbers
+from lightning_fedstop.paths import local_path
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,7 +88,7 @@ def partition_picture(
     """Sizes above, classes by clients below; see :meth:`Partition.plot`."""
     from matplotlib.figure import Figure
 
-    path = Path(path)
+    path = local_path(path, "path")
     counts, names = _counts_and_names(partition, labels, num_classes, class_names)
     rows = min(0.3 * len(names), 8.0)
     figure = Figure(figsize=(9, 2.6 + (0.9 + rows if names else 0.0)), layout="constrained")

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from lightning_fedstop.data._checks import IntArray, label_vector
 from lightning_fedstop.data._decoded import DecodedArrays
+from lightning_fedstop.paths import local_path
 
 SPLITS = ("train", "val", "test")
 _UNREADABLE = (
@@ -51,7 +52,7 @@ class ImageArchive:
     """
 
     def __init__(self, path: str | Path, cache_dir: str | Path | None = None) -> None:
-        self.path = Path(path)
+        self.path = local_path(path, "path")
         folder = checked_cache_dir(cache_dir)
         self._decoded = None if folder is None else DecodedArrays(self.path, folder)
         if not self.path.is_file():
@@ -193,7 +194,7 @@ def checked_cache_dir(value: Any) -> Path | None:
         raise TypeError(f"`cache_dir` must be the path of a folder or None, got {value!r}.")
     if not str(value).strip():
         raise ValueError(f"`cache_dir` must be the path of a folder or None, got {str(value)!r}.")
-    return Path(value).expanduser()
+    return local_path(value, "cache_dir")
 
 
 def _read_through(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:

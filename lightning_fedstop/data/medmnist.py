@@ -11,6 +11,7 @@ from lightning_fedstop.data._checks import IntArray, one_of
 from lightning_fedstop.data.archive import ImageArchive, checked_cache_dir
 from lightning_fedstop.data.arrays import ArrayDataModule
 from lightning_fedstop.data.skew import Skew
+from lightning_fedstop.paths import local_path
 
 
 class MedMNIST(ArrayDataModule):
@@ -82,7 +83,7 @@ class MedMNIST(ArrayDataModule):
         self.save_hyperparameters()
         self.download = bool(download)
         self.cache_dir = checked_cache_dir(cache_dir)
-        self.root = Path("~/.medmnist" if root is None else root).expanduser()
+        self.root = local_path("~/.medmnist" if root is None else root, "root")
         self._suffix = "" if size == 28 else f"_{size}"
         self._archive: ImageArchive | None = None
 

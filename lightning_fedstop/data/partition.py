@@ -17,6 +17,7 @@ from rich.table import Table
 from lightning_fedstop.data._checks import IntArray, whole_number
 from lightning_fedstop.data._classes import class_ids, class_numbers
 from lightning_fedstop.data.skew import Skew
+from lightning_fedstop.paths import local_path
 
 _KEYS = ("indices", "offsets", "num_samples", "fingerprint", "skew", "seed")
 
@@ -160,7 +161,7 @@ class Partition:
 
     def save(self, path: str | Path) -> Path:
         """Write a ``.npz`` file (folders are made, an existing file is replaced in one step) and return its path."""
-        path = Path(path) if str(path).endswith(".npz") else Path(f"{path}.npz")
+        path = local_path(path if str(path).endswith(".npz") else f"{path}.npz", "path")
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         with aside.open("wb") as file:
@@ -182,7 +183,8 @@ class Partition:
             FileNotFoundError: if there is no such file.
             ValueError: if it is no partition, or one of other data or another number of clients.
         """
-        if not Path(path).is_file():
+        path = local_path(path, "partition_path")
+        if not path.is_file():
             raise FileNotFoundError(f"There is no saved partition at '{path}'.")
         try:
             with np.load(path, allow_pickle=False) as file:

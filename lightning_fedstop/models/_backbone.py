@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fedstop.checkpoint import reason_unreadable
+from lightning_fedstop.paths import local_path
 
 _CHECKPOINT_KEYS = ("state_dict_ema", "model_ema", "state_dict", "model")
 _WRAPPER_PREFIXES = ("_orig_mod.", "module.", "backbone.")
@@ -36,7 +37,7 @@ def build_backbone(
         hint = f"close names: {', '.join(near)}" if near else "see `timm.list_models()`"
         raise ValueError(f"`backbone`: timm has no model {name!r}; {hint}.")
     if weights_path is not None:
-        return _from_file(name, num_classes, in_chans, Path(weights_path).expanduser(), kwargs)
+        return _from_file(name, num_classes, in_chans, local_path(weights_path, "weights_path"), kwargs)
     model = _create(name, num_classes, in_chans, kwargs)
     if pretrained:
         # The plain model above has shown that the arguments are right, so whatever fails here is about the weights.

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from lightning_fedstop.paths import local_path, walk
 from lightning_fedstop.records._table import UnreadableError, listed, read_table, rows_by_round, shown, value_of
 
 __all__ = ["Record", "find_records", "read_record", "read_records"]
@@ -114,7 +115,7 @@ def read_record(
     >>> record.rounds, record.columns, record.budget
     ([1, 2], {'distance': [1.5, 1.75]}, 2)
     """
-    file = _file_of(Path(path))
+    file = _file_of(local_path(path, "path"))
     table = read_table(file)
     notes = list(table.notes)
     places = _places(file, table.header, columns or {})
@@ -190,7 +191,7 @@ def _read_or_refuse(path: Path, *arguments: Any) -> Record | ValueError:
 
 
 def _as_paths(paths: PathLike | Sequence[PathLike]) -> list[Path]:
-    return [Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+    return [local_path(path, "path") for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
 
 
 def _found(paths: PathLike | Sequence[PathLike]) -> dict[Path, Path | None]:
@@ -215,7 +216,7 @@ def _records_of(path: Path) -> Iterable[Path]:
         raise FileNotFoundError(f"There is no file or folder {str(path)!r}.")
     if path.is_file():
         return [_folder_of(path)]
-    found = [Path(folder) for folder, _, files in os.walk(path) if ROUNDS_FILE in files]
+    found = [folder for folder, files in walk(path) if ROUNDS_FILE in files]
     if not found:
         hint = "; name the CSV files in it themselves" if any(path.glob("*.csv")) else ""
         raise FileNotFoundError(f"There is no {ROUNDS_FILE} in {str(path)!r} or below{hint}.")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lightning_fedstop.paths import local_path
 from lightning_fedstop.records.atomic import atomic_file
 from lightning_fedstop.records.reader import Record
 from lightning_fedstop.records.report import configuration
@@ -68,12 +69,12 @@ def write_report(
     """
     if not records:
         raise ValueError("A report needs at least one run.")
-    page_path = Path(out)
+    page_path = local_path(out, "out")
     if page_path.suffix.lower() not in (".html", ".htm") or page_path.is_dir():
         raise ValueError(f"A report is written as an .html file, got '{out}'.")
     runs = [Run(record) for record in records]
     settings = _settings(runs, threshold, patience, thresholds, patiences)
-    folder = Path(figures) if figures is not None else page_path.with_name(f"{page_path.stem}_figures")
+    folder = local_path(figures, "figures") if figures is not None else page_path.with_name(f"{page_path.stem}_figures")
     page = build_page(runs, settings, title, notes)
     text = page.html
     try:
