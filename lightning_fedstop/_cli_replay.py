@@ -59,7 +59,14 @@ def main(argv: list[str]) -> None:
             for note in record.notes:
                 _note(f"{record.name}: {note}")
         stops = replay_table(
-            records, args.rule, args.threshold, args.patience, args.min_rounds, args.variant, args.shift
+            records,
+            args.rule,
+            args.threshold,
+            args.patience,
+            args.min_rounds,
+            args.variant,
+            args.shift,
+            args.check_every_n_rounds,
         )
         out = None if args.out is None else local_path(args.out, "--out")
         chosen = args.format or ("table" if out is None else _FORMAT_OF_SUFFIX.get(out.suffix.lower(), "table"))
@@ -165,6 +172,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", metavar="FILE", help="write to a file instead of the screen")
     add("--budget", type=_count, metavar="R", help="rounds allowed, instead of those of the run's configuration")
     add("--min_rounds", type=_count, default=0, metavar="R", help="no stop before this round (default 0)")
+    every = "rounds between checks of the rule task_vector (default 1)"
+    add("--check_every_n_rounds", type=_count, default=1, metavar="N", help=every)
     add("--variant", choices=VARIANTS, default="paper", help="of the rule task_vector (default paper)")
     add("--shift", choices=SHIFTS, default="mean_vector", help="of the rule consensus (default mean_vector)")
     add_table_options(parser)

@@ -64,6 +64,7 @@ def replay(
     min_rounds: int = 0,
     variant: str = "paper",
     shift: str = "mean_vector",
+    check_every_n_rounds: int = 1,
 ) -> Stop:
     """Where a rule ends a run, from its record.
 
@@ -80,6 +81,8 @@ def replay(
         min_rounds: No stop before this round, but for a divergence.
         variant: ``"released_code"`` for the task-vector rule as the authors' code decides it.
         shift: ``"mean_norm"`` for the consensus rule on ``consensus/mean_norm`` instead of ``consensus/shift``.
+        check_every_n_rounds: Rounds from one check of the task-vector rule to the next, as the live rule's
+            ``check_every_n_epochs``.
 
     Raises:
         TypeError: If an argument is not of its type.
@@ -92,8 +95,9 @@ def replay(
     >>> stop.stop_round, stop.share_used, stop.accuracy
     (6, 0.6, None)
     """
-    _check(threshold, patience, min_rounds, variant, shift)
-    rounds, observations = _observations(record, rule, shift)
+    _check(threshold, patience, min_rounds, variant, shift, check_every_n_rounds)
+    every = check_every_n_rounds if rule == "task_vector" else 1
+    rounds, observations = _observations(record, rule, shift, every)
     idle = sorted(_idle_rounds(record))
     least = bisect_left([round_ - bisect_left(idle, round_) for round_ in rounds], min_rounds) + 1 if min_rounds else 0
     try:
@@ -123,6 +127,7 @@ def replay_table(
     min_rounds: int = 0,
     variant: str = "paper",
     shift: str = "mean_vector",
+    check_every_n_rounds: int = 1,
 ) -> list[Stop]:
     """Where each rule ends each run, for every threshold with every patience.
 
@@ -134,6 +139,7 @@ def replay_table(
         min_rounds: No stop before.
         variant: Of the task-vector rule.
         shift: Of the consensus rule.
+        check_every_n_rounds: Of the task-vector rule.
 
     Returns:
         By run, rule, threshold and patience, in the orders given.
@@ -145,7 +151,7 @@ def replay_table(
     thresholds, patiences = list(thresholds), list(patiences)
     for threshold in thresholds:
         for patience in patiences:
-            _check(threshold, patience, min_rounds, variant, shift)
+            _check(threshold, patience, min_rounds, variant, shift, check_every_n_rounds)
     for rule in rules or ():
         require_choice("rule", rule, RULES)
     stops = []
@@ -157,7 +163,7 @@ def replay_table(
         settings = (
             (rule, threshold, patience) for rule in allowed for threshold in thresholds for patience in patiences
         )
-        stops += [replay(record, *setting, min_rounds, variant, shift) for setting in settings]
+        stops += [replay(record, *setting, min_rounds, variant, shift, check_every_n_rounds) for setting in settings]
     return stops
 
 
@@ -183,7 +189,8 @@ def in_percent(values: Sequence[float]) -> list[float]:
     return [100 * value for value in values] if is_fraction else list(values)
 
 
-def _check(threshold: float, patience: int, min_rounds: int, variant: str, shift: str) -> None:
+def _check(threshold: float, patience: int, min_rounds: int, variant: str, shift: str, every: int) -> None:
+    require_count("check_every_n_rounds", every, least=1)
     require_positive("threshold", threshold)
     require_count("patience", patience, least=1)
     require_count("min_rounds", min_rounds, least=0)
@@ -201,7 +208,7 @@ def _has_values(record: Record, column: str) -> bool:
     return column in record.unreadable or (column in record.columns and bool(record.measured(column)[0]))
 
 
-def _observations(record: Record, rule: str, shift: str) -> tuple[list[int], list[tuple[float, ...]]]:
+def _observations(record: Record, rule: str, shift: str, every: int) -> tuple[list[int], list[tuple[float, ...]]]:
     """The rounds that a rule decides in, and what it looks at in each."""
     require_choice("rule", rule, RULES)
     found = []
@@ -213,7 +220,7 @@ def _observations(record: Record, rule: str, shift: str) -> tuple[list[int], lis
         if not rounds:
             raise ValueError(f"The rule '{rule}' needs the column '{column}', which is empty in {record.name}.")
         found.append(dict(zip(rounds, in_percent(values) if rule == "val_acc" else values, strict=True)))
-    idle = _idle_rounds(record)
+    idle = {round_ for round_ in record.rounds if round_ % every} | _idle_rounds(record)
     common = [round_ for round_ in record.rounds if round_ not in idle and all(round_ in values for values in found)]
     return common, [tuple(values[round_] for values in found) for round_ in common]
 

@@ -376,6 +376,14 @@ def test_replay_stops_where_a_run_was_stopped(tmp_path):
     assert stop.share_used == stop.stop_round / 40
 
 
+@pytest.mark.parametrize("every", [2, 3])
+def test_replay_stops_where_a_live_rule_does_that_checks_every_few_rounds(tmp_path, every):
+    callback = TaskVectorEarlyStopping(0.3, 2, check_every_n_epochs=every, observe_only=True)
+    loop, _ = fit(tmp_path, callback, module=Evaluated(), max_rounds=24)
+    stop = replay(read_record(loop.log_dir), "task_vector", 0.3, 2, check_every_n_rounds=every)
+    assert stop.stop_round == callback.stopped_epoch + 1 == every * callback.stop_round > 0
+
+
 def test_replay_stops_where_a_plain_trainer_does_from_the_file_of_lightning_s_csv_logger(tmp_path):
     callback = TaskVectorEarlyStopping(threshold=0.3, patience=2, observe_only=True)
     logger = CSVLogger(tmp_path)

@@ -127,6 +127,24 @@ def test_measures_trainable_parameters_only():
     assert watch.logged[-1]["task_vector/distance"] == 5.0
 
 
+@pytest.mark.parametrize("owner", ["module", "callback before", "callback after"])
+@pytest.mark.parametrize("hook", ["on_fit_start", "on_train_start", "on_train_epoch_start"])
+def test_the_fit_starts_with_its_first_batch_whatever_hooks_set_before(hook, owner):
+    def set_weights(*_):
+        with torch.no_grad():
+            module.moving.add_(100.0)
+
+    callback, other, watch = TaskVectorEarlyStopping(), Callback(), Watch()
+    module = Walker([3.0])
+    if owner == "module":
+        module = type("Sets", (Walker,), {hook: set_weights})([3.0])
+    else:
+        setattr(other, hook, set_weights)
+    order = [callback, other] if owner == "callback after" else [other, callback]
+    trainer(*order, watch, max_epochs=1).fit(module)
+    assert watch.logged[-1]["task_vector/distance"] == pytest.approx(3.0, abs=1e-4)
+
+
 def test_logs_what_it_sees(tmp_path):
     watch = Watch()
     callback = TaskVectorEarlyStopping(0.01, 3)
