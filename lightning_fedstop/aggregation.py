@@ -5,11 +5,11 @@ and integer weights such a sum is exact in all but extreme cases, so neither the
 processes shows in the mean.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 Reduce = Callable[[Tensor, str], Tensor]
 """Reduces a tensor over processes; the second argument is ``"sum"`` or ``"max"``."""
@@ -91,49 +91,20 @@ class RunningSum:
         return reduce(total, "sum")
 
 
-class BufferMean:
-    """The buffers of a module over the clients of a round: means of floating and complex ones, maxima of the others.
-
-    Integer buffers are counters such as BatchNorm's ``num_batches_tracked``, whose mean would be no integer.
+class RunningMaximum:
+    """The largest of integer tensors, element by element, that are added one at a time.
 
     Args:
-        module: the module whose buffers are followed; they hold the round's start now.
+        like: a tensor of the shape and device of what will be added.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        named = [(name.rpartition("."), buffer) for name, buffer in module.named_buffers()]
-        self._slots = [(module.get_submodule(path), name) for (path, _, name), buffer in named if buffer.numel()]
-        self.start = [buffer.clone() for buffer in self.buffers]
-        self.means = [RunningMean(b) if b.is_floating_point() else None for b in self.start]
-        self.maxima = [None if b.is_floating_point() else b.clone() for b in self.start]
+    def __init__(self, like: Tensor) -> None:
+        self.largest = torch.full_like(like, torch.iinfo(torch.int64).min, dtype=torch.int64)
 
-    @property
-    def buffers(self) -> list[Tensor]:
-        """The buffers as they are now: a module may put a new tensor in a buffer's place instead of filling it."""
-        buffers = [getattr(owner, name).detach() for owner, name in self._slots]
-        return [torch.view_as_real(buffer) if buffer.is_complex() else buffer for buffer in buffers]
+    def add(self, value: Tensor, weight: float = 1.0) -> None:
+        """Add one tensor; its weight has no part in it."""
+        self.largest = torch.maximum(self.largest, value.long())
 
-    def reset(self) -> None:
-        """Put the round's starting values back into the module, for the next client."""
-        _copy(self.buffers, self.start)
-
-    def add(self, weight: float) -> None:
-        """Add what the module's buffers hold after a client's training."""
-        for buffer, mean, maximum in zip(self.buffers, self.means, self.maxima, strict=True):
-            if mean is not None:
-                mean.add(buffer, weight)
-            elif maximum is not None:
-                maximum.copy_(torch.maximum(maximum, buffer))
-
-    def write(self, reduce: Reduce = reduce_alone) -> None:
-        """Write the round's buffers, taken over all processes, into the module."""
-        for buffer, mean, maximum in zip(self.buffers, self.means, self.maxima, strict=True):
-            if mean is not None:
-                buffer.copy_(mean.compute(reduce))
-            elif maximum is not None:
-                buffer.copy_(reduce(maximum.long() if maximum.dtype == torch.bool else maximum, "max"))
-
-
-def _copy(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source)
+    def compute(self, reduce: Reduce = reduce_alone) -> Tensor:
+        """The maximum over all processes, int64."""
+        return reduce(self.largest, "max")

@@ -9,21 +9,19 @@ from lightning_fedstop.local import LocalTrainer
 from lightning_fedstop.parameters import FlatParameters
 
 
-def arguments_of_copy(source: LocalTrainer, shares_frozen: bool) -> dict[str, Any]:
+def arguments_of_copy(source: LocalTrainer) -> dict[str, Any]:
     """Arguments of a :class:`LocalTrainer` on a copy of the module; its ``call_hook`` is left out.
 
     Args:
         source: the loop whose module, as it is now, optimizer and collector are copied. The data module and the method
             are shared.
-        shares_frozen: share frozen parameters, too, instead of copying them.
 
     Raises:
         MisconfigurationException: if the module cannot be copied.
     """
     module = source.module
     loop: Any = module.trainer
-    shared = [loop, loop.datamodule, *(p for p in module.parameters() if shares_frozen and not p.requires_grad)]
-    memo: dict[int, Any] = {id(item): item for item in shared if item is not None}
+    memo: dict[int, Any] = {id(item): item for item in (loop, loop.datamodule) if item is not None}
     try:
         copied, optimizer, collector = deepcopy((module, source.solver.optimizer, source.collector), memo)
     except Exception as error:

@@ -29,14 +29,14 @@ class ClientResult:
     Attributes:
         steps: the local steps it took.
         x: shape ``(d,)``; its local model.
-        buffers: those of the module that its training may have changed, by name.
+        state: buffers and frozen parameters that its training may have changed, by name.
         vectors: what the method left in ``client.vectors``.
         logged: what was logged, for :meth:`ResultCollector.merge`.
     """
 
     steps: int
     x: Tensor
-    buffers: dict[str, Tensor]
+    state: dict[str, Tensor]
     vectors: dict[str, Tensor]
     logged: dict[str, Any] = field(default_factory=dict)
 

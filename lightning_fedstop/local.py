@@ -21,6 +21,7 @@ from lightning_fedstop.job import ClientResult, Job, LocalUpdate
 from lightning_fedstop.loss_scale import LossScale
 from lightning_fedstop.methods.base import Client, FederatedMethod, LocalStep
 from lightning_fedstop.methods.motion import Motion
+from lightning_fedstop.module_state import overwrite, untrained_tensors
 from lightning_fedstop.parameters import FlatParameters, is_finite, norm
 from lightning_fedstop.results import ResultCollector
 from lightning_fedstop.running_statistics import frozen_statistics
@@ -152,9 +153,9 @@ class LocalTrainer:
         load_global()
         client.vectors = result.vectors
         self.parameters.vector.copy_(result.x)
-        held = dict(self.module.named_buffers())
-        for name, buffer in result.buffers.items():
-            held[name].copy_(buffer)
+        held = {name: tensor for name, *_, tensor in untrained_tensors(self.module, self.parameters.parameters)}
+        for name, value in result.state.items():
+            overwrite(held[name], value)
         self.collector.merge(result.logged)
         return result.steps
 
@@ -309,7 +310,7 @@ class LocalTrainer:
         """
         if first:
             return self._pass(batch, batch_idx)
-        with frozen_statistics(self.module), self.collector.muted():
+        with frozen_statistics(self.module, self.parameters.parameters), self.collector.muted():
             return self._pass(batch, batch_idx)
 
     def _pass(self, batch: Any, batch_idx: int) -> Any:

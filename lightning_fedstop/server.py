@@ -11,7 +11,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from lightning_fedstop.aggregation import BufferMean, RunningMean
+from lightning_fedstop.aggregation import RunningMean
 from lightning_fedstop.client_state import ClientStates, Key
 from lightning_fedstop.cohort import Cohort, cohort_size, deal
 from lightning_fedstop.collectives import gather, reduce
@@ -21,6 +21,7 @@ from lightning_fedstop.local import CallHook, LocalTrainer
 from lightning_fedstop.methods.base import Client, FederatedMethod, Federation
 from lightning_fedstop.parameters import is_finite
 from lightning_fedstop.seeding import derive_seed, torch_generator
+from lightning_fedstop.state_mean import StateMean
 
 Weighting = Literal["uniform", "samples"]
 OnNonfinite = Literal["stop", "drop", "keep"]
@@ -155,7 +156,7 @@ class Server:
         self._settled = self.theta
         self.distance = DistanceFromStart(start_device)
         self.has_taken = False
-        self._buffers: BufferMean | None = None
+        self._state: StateMean | None = None
         self.states = states
         self._trained_on: dict[int, int] = {}
         states.open(self.theta, folder)
@@ -212,7 +213,7 @@ class Server:
 
     def distance_state(self, pending: bool) -> dict[str, Any]:
         """The state of :attr:`distance` for a checkpoint; see :meth:`DistanceFromStart.state_dict`."""
-        if self._buffers is None and self.distance.now is not None and (held := self._held()) is not self.theta:
+        if self._state is None and self.distance.now is not None and (held := self._held()) is not self.theta:
             self.distance.measure(held)
         return self.distance.state_dict(pending)
 
@@ -223,7 +224,7 @@ class Server:
         One from within a client's training starts the round again when it is resumed, with its hooks: it holds what
         the round began with before them.
         """
-        return self._held() if self._buffers is None else self._settled
+        return self._held() if self._state is None else self._settled
 
     def run_round(self, round: int) -> RoundReport:
         """Draw the cohort, train its clients and aggregate; the module then holds the new global model.
@@ -241,7 +242,7 @@ class Server:
         solver = self.trainer.solver
         report = RoundReport(clients, sum(self.sizes[client] for client in clients), solver.lr)
         mean = RunningMean(self.theta)
-        self._buffers = buffers = BufferMean(self.trainer.module)
+        self._state = state = StateMean(self.trainer.module, self.parameters.parameters)
         tally = Tally()
         loss_scale = self.trainer.loss_scale
         hands = deal(clients, self.sizes, self.fabric.world_size)
@@ -252,7 +253,7 @@ class Server:
         start = self.theta.to(self.parameters.vector.dtype).to(self.theta.dtype)
         jobs = [self._job(round, index, start) for index in hands[self.fabric.global_rank]]
         for client, update in self.trainer.run(jobs, self._load_global):
-            if not self._take(client, update, mean, buffers):
+            if not self._take(client, update, mean, state):
                 tally.nonfinite.append(client.index)
             tally.rates.append(client.lr)
             tally.uploads += self.method.uploads(client)
@@ -263,8 +264,8 @@ class Server:
         tally.skipped_steps = loss_scale.skipped
         tally.finished = [moment - began for moment in self.trainer.finished]
         self._collect(report, tally)
-        self._aggregate(report, mean, buffers)
-        self._buffers = None
+        self._aggregate(report, mean, state)
+        self._state = None
         loss_scale.end_round()
         self.distance.next_round(round, report.trained > 0)
         self.distance.measure(self.theta)
@@ -353,30 +354,30 @@ class Server:
         return Job(client, make_batches, derive_seed(self.seed, "client", round, index))
 
     def _load_global(self) -> None:
-        """Put the global model and the buffers of the round's start into the module."""
-        if self._buffers is not None:
-            self._buffers.reset()
+        """Put the global model and the state of the round's start into the module."""
+        if self._state is not None:
+            self._state.reset()
         self.set_theta(self.theta)
 
-    def _take(self, client: Client, update: LocalUpdate, mean: RunningMean, buffers: BufferMean) -> bool:
-        """Add a client's update, and the buffers that the module holds, to the sums; gives whether it was finite."""
+    def _take(self, client: Client, update: LocalUpdate, mean: RunningMean, state: StateMean) -> bool:
+        """Add a client's update, and the state that the module holds, to the sums; gives whether it was finite."""
         self.parameters.check_unchanged()
         finite = is_finite(update.delta)
         self.has_taken = update.steps > 0 and (finite or self.on_nonfinite == "keep")
         if self.has_taken:
             mean.add(update.delta, client.weight)
-            buffers.add(client.weight)
+            state.add(client.weight)
             self.method.finish(client, update.delta, update.steps)
         self.call_hook("on_client_end", client.index)
         return finite
 
-    def _aggregate(self, report: RoundReport, mean: RunningMean, buffers: BufferMean) -> None:
+    def _aggregate(self, report: RoundReport, mean: RunningMean, state: StateMean) -> None:
         """The server step; a round that nothing came back from, or that ends the run, leaves the model as it was."""
         stops = bool(report.nonfinite) and self.on_nonfinite == "stop"
         if stops or not report.trained:
             report.trained = 0
             self.states.discard()
-            buffers.reset()
+            state.reset()
             self.set_theta(self.theta)
             return
         self.states.commit()
@@ -385,30 +386,23 @@ class Server:
         # At a learning rate of 0 the model stays, though the mean dual of FedDyn would still move it.
         moves = self.trainer.solver.moves or bool(mean_delta.any())
         self.set_theta(theta if moves else self.theta)
-        buffers.write(self.reduce)
+        state.write(self.reduce)
 
     @contextmanager
     def holding_theta(self) -> Iterator[None]:
         """Let the module hold the global model of a checkpoint inside the block, whichever client is training."""
-        if self._buffers is None:
+        if self._state is None:
             yield
             return
-        buffers = self._buffers.buffers
-        local = [buffer.clone() for buffer in buffers]
-        with self.parameters.holding(self._settled):
-            self._buffers.reset()
-            try:
-                yield
-            finally:
-                for buffer, value in zip(buffers, local, strict=True):
-                    buffer.copy_(value)
+        with self.parameters.holding(self._settled), self._state.holding_start():
+            yield
 
     def abandon_round(self) -> None:
         """Put the global model back into the module if a round was broken off."""
-        if self._buffers is not None:
+        if self._state is not None:
             self.states.discard()
-            self._buffers.reset()
-            self._buffers = None
+            self._state.reset()
+            self._state = None
             self.set_theta(self._settled)
 
     def reduce(self, tensor: Tensor, op: str) -> Tensor:

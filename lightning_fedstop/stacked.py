@@ -90,7 +90,7 @@ class StackedTrainer(LocalTrainer):
         return self.is_checked and self.refusal is None
 
     def _compare(self, jobs: Sequence[Job]) -> None:
-        arguments = arguments_of_copy(self, shares_frozen=False)
+        arguments = arguments_of_copy(self)
         hooks = Hooks(cast(Hooks, self.call_hook).loop, arguments["module"])
         twin = StackedTrainer(self.chunk_size, **arguments, call_hook=hooks)
         self.is_checked, draws = check_stack(twin, jobs)

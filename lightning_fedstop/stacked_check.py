@@ -1,12 +1,13 @@
 """Compares the first step of two clients, taken one by one and as a stack."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
+from lightning_fedstop.module_state import ModuleState
 from lightning_fedstop.parameters import is_finite
 from lightning_fedstop.seeding import global_state, seeded
 from lightning_fedstop.stacked_batches import Drawn, group_batches
@@ -38,16 +39,11 @@ def check_stack(twin: "StackedTrainer", jobs: "Sequence[Job]") -> tuple[bool, bo
     drawn = [(job, item) for job in jobs if (item := twin.first_batch(job)) is not None]
     if not drawn:
         return False, False
-    buffers = {name: buffer.clone() for name, buffer in twin.module.named_buffers()}
-
-    def load_global() -> None:
-        for name, buffer in twin.module.named_buffers():
-            buffer.copy_(buffers[name])
-
-    singles, draws = _single_steps(twin, drawn, load_global)
+    start = ModuleState(twin.module, twin.parameters.parameters)
+    singles, draws = _single_steps(twin, drawn, start)
     reason: str | None = None
     for pads in [True, False] if can_be_padded(twin.module) and not draws else [False]:
-        load_global()
+        start.restore()
         twin.start_client(drawn[0][0].client)
         reason = _difference(twin, drawn, [None if draws else single for single in singles], pads)
         if reason is None:
@@ -57,15 +53,14 @@ def check_stack(twin: "StackedTrainer", jobs: "Sequence[Job]") -> tuple[bool, bo
 
 
 def _single_steps(
-    twin: "StackedTrainer", drawn: "Sequence[tuple[Job, Drawn]]", load_global: Callable[[], None]
+    twin: "StackedTrainer", drawn: "Sequence[tuple[Job, Drawn]]", start: ModuleState
 ) -> tuple[list[Tensor | None], bool]:
     """The directions of the clients' steps, taken one by one, and whether torch's generators were drawn from."""
     moving: dict[str, None] = {}
     singles: list[Tensor | None] = []
     draws = False
     for job, (batch_idx, batch) in drawn:
-        load_global()
-        before = {name: buffer.clone() for name, buffer in twin.module.named_buffers()}
+        start.restore()
         client = twin.prepared(job)
         twin.start_client(client)
         with seeded(job.seed), twin.solver.withheld():
@@ -74,7 +69,12 @@ def _single_steps(
             now = global_state()
         draws |= any(not torch.equal(state[name], now[name]) for name in ("torch", "cuda") if name in state)
         singles.append(twin.parameters.grad.clone() if outputs else None)
-        moving |= {n: None for n, b in twin.module.named_buffers() if n in before and not torch.equal(b, before[n])}
+        moving |= dict.fromkeys(start.changed())
+    if frozen := next((name for name, _ in twin.module.named_parameters() if name in moving), None):
+        raise MisconfigurationException(
+            f"the training of {type(twin.module).__name__} changes the frozen parameter {frozen}, of which a stack of"
+            " clients has one"
+        )
     twin.moving = list(moving)
     return singles, draws
 

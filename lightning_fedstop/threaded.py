@@ -19,6 +19,7 @@ from lightning_fedstop.hooks import BATCH_HOOKS, CLIENT_HOOKS, GRADIENT_HOOKS, H
 from lightning_fedstop.job import ClientResult, Job, LocalUpdate
 from lightning_fedstop.local import LocalTrainer
 from lightning_fedstop.methods.base import Client
+from lightning_fedstop.module_state import differ, untrained_tensors
 from lightning_fedstop.thread_safety import declares_thread_safety
 from lightning_fedstop.worker import Worker
 
@@ -71,20 +72,20 @@ class ThreadedTrainer(LocalTrainer):
             return
         for job in jobs:
             self.call_hook("on_client_start", job.client.index)
-        self._check_start(jobs[0].client, workers[0].buffers)
+        self._check_start(jobs[0].client, workers[0].state.values)
         with self._results(workers, jobs, cancelled) as results:
             for job in jobs:
                 steps = self.load_result(job.client, results.popleft().result(), load_global)
                 yield job.client, self.update_of(job.client, steps)
                 job.client.vectors = {}
 
-    def _check_start(self, client: Client, buffers: Mapping[str, Tensor]) -> None:
+    def _check_start(self, client: Client, state: Mapping[str, Tensor]) -> None:
         """Refuse what hooks have changed for one client alone, after the workers were made."""
         self.parameters.check_unchanged()
         vector, start = self.parameters.vector, client.theta.to(self.parameters.vector.dtype)
-        pairs = [(vector, start), *((buffer, buffers[name]) for name, buffer in self.module.named_buffers())]
-        # NaN is equal to itself here.
-        if self.solver.has_changed or not all(torch.all((a == b) | ((a != a) & (b != b))) for a, b in pairs):
+        held = untrained_tensors(self.module, self.parameters.parameters)
+        pairs = [(vector, start), *((tensor, state[name]) for name, *_, tensor in held if name in state)]
+        if self.solver.has_changed or any(differ(pairs)):
             raise MisconfigurationException(
                 "`on_client_start` has changed weights, buffers or rates for one client, which others that train at the"
                 " same time cannot tell from theirs: train with `client_backend='sequential'`."

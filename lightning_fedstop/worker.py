@@ -10,6 +10,7 @@ from lightning_fedstop.copies import arguments_of_copy
 from lightning_fedstop.hooks import Hooks
 from lightning_fedstop.job import ClientResult, Job
 from lightning_fedstop.local import LocalTrainer
+from lightning_fedstop.module_state import ModuleState
 
 
 class Cancelled(Exception):
@@ -20,8 +21,7 @@ class Worker(LocalTrainer):
     """The local training loop on a copy of the module.
 
     Args:
-        source: the loop whose module, as it is now, is copied. Frozen parameters, the data module and the method are
-            shared.
+        source: the loop whose module, as it is now, is copied. The data module and the method are shared.
         lock: held while a callback runs.
         cancelled: set where the round is broken off.
 
@@ -31,11 +31,11 @@ class Worker(LocalTrainer):
 
     def __init__(self, source: LocalTrainer, lock: threading.Lock, cancelled: threading.Event) -> None:
         assert isinstance(source.call_hook, Hooks)
-        arguments = arguments_of_copy(source, shares_frozen=True)
+        arguments = arguments_of_copy(source)
         super().__init__(**arguments, call_hook=_WorkerHooks(source.call_hook, arguments["module"], lock))
         self.withheld = source.solver.withheld
         self.cancelled = cancelled
-        self.buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        self.state = ModuleState(self.module, self.parameters.parameters)
 
     def train(self, job: Job) -> ClientResult:
         """Train one client.
@@ -44,13 +44,13 @@ class Worker(LocalTrainer):
             Cancelled: if the round has been broken off.
             MisconfigurationException: if the module asks for the optimizer.
         """
-        for name, buffer in self.module.named_buffers():
-            buffer.copy_(self.buffers[name])
+        self.state.restore()
         self.start_client(job.client)
         with self.withheld():
             steps = self.take_steps(job.client, job.make_batches())
-        buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
-        return ClientResult(steps, self.parameters.vector.clone(), buffers, job.client.vectors, self.collector.take())
+        self.state.check_names()
+        state = {name: tensor.clone() for name, tensor in self.state.changed().items()}
+        return ClientResult(steps, self.parameters.vector.clone(), state, job.client.vectors, self.collector.take())
 
     def epoch(self, batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """One local epoch's batches, until the round is broken off."""

@@ -2,9 +2,8 @@ import itertools
 
 import pytest
 import torch
-from torch import nn
 
-from lightning_fedstop.aggregation import BufferMean, RunningMean, RunningSum
+from lightning_fedstop.aggregation import RunningMaximum, RunningMean, RunningSum
 
 
 def test_mean_is_weighted_float64_and_independent_of_order():
@@ -40,57 +39,9 @@ def test_mean_of_nothing_is_refused():
         RunningMean(torch.zeros(1)).compute()
 
 
-class Buffers(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(2, dtype=torch.float16))
-        self.register_buffer("count", torch.tensor(5))
-        self.register_buffer("seen", torch.tensor([False, False]))
-        self.register_buffer("mask", torch.tensor(-torch.inf), persistent=False)
-        self.register_buffer("phase", torch.tensor([1j]))
-        self.register_buffer("empty", torch.zeros(0))
-
-
-def test_buffers_are_averaged_by_weight_and_counters_take_the_maximum():
-    module = Buffers()
-    buffers = BufferMean(module)
-    for weight, mean, count, seen, phase in [(1, 1.0, 6, [True, False], 2.0), (3, 5.0, 9, [False, False], 6.0)]:
-        buffers.reset()
-        assert (module.mean.tolist(), module.count.item(), module.phase.item()) == ([0, 0], 5, 1j)
-        module.mean.fill_(mean)
-        module.count.fill_(count)
-        module.seen.copy_(torch.tensor(seen))
-        module.phase.fill_(phase)
-        buffers.add(weight)
-    buffers.write()
-    assert module.mean.tolist() == [4, 4]
-    assert module.mean.dtype == torch.float16
-    assert module.count.item() == 9
-    assert module.count.dtype == torch.int64
-    assert module.seen.tolist() == [True, False]
-    assert module.phase.item() == 5
-    assert module.mask == -torch.inf
-
-
-def test_buffer_counters_reduce_by_their_maximum():
-    module = nn.BatchNorm1d(1)
-    buffers = BufferMean(module)
-    module.num_batches_tracked.fill_(3)
-    buffers.add(1)
-    ops = []
-    buffers.write(lambda tensor, op: ops.append(op) or (tensor + 1 if op == "max" else tensor))
-    assert sorted(set(ops)) == ["max", "sum"]
-    assert module.num_batches_tracked == 4
-
-
-def test_a_buffer_that_the_module_replaces_is_followed():
-    module = nn.Module()
-    module.register_buffer("average", torch.zeros(1))
-    buffers = BufferMean(module)
-    for value in (2.0, 4.0):
-        buffers.reset()
-        assert module.average == 0
-        module.average = module.average + value
-        buffers.add(1)
-    buffers.write()
-    assert module.average == 3
+def test_maximum_counts_the_clients_alone_and_reduces_over_processes():
+    maximum = RunningMaximum(torch.zeros(2, dtype=torch.bool))
+    for value in ([False, False], [True, False]):
+        maximum.add(torch.tensor(value))
+    assert maximum.compute().tolist() == [1, 0]
+    assert maximum.compute(lambda tensor, op: tensor + 5 if op == "max" else tensor).tolist() == [6, 5]

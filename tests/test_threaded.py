@@ -661,14 +661,16 @@ def test_each_thread_has_its_share_of_torchs_threads(tmp_path):
     assert shares == {(True, 3)}
 
 
-def test_frozen_parameters_are_shared_by_the_copies(tmp_path):
+def test_copies_share_the_loop_and_neither_buffers_nor_frozen_parameters(tmp_path):
     held = []
 
     class Looking(Callback):
         def on_client_end(self, trainer, module, client):
             source = trainer.server.trainer
             worker = Worker(source, threading.Lock(), threading.Event())
-            held.append((worker.module.net[0].weight is module.net[0].weight, worker.module.trainer is trainer))
+            own = (*worker.module.parameters(), *worker.module.buffers())
+            theirs = {tensor.data_ptr() for tensor in (*module.parameters(), *module.buffers())}
+            held.append((theirs.isdisjoint(tensor.data_ptr() for tensor in own), worker.module.trainer is trainer))
 
     fit(tmp_path, Looking(), module=Normed(), data=ToyData((6, 4)), client_backend="threads", max_rounds=1)
     assert held == [(True, True)] * 2
