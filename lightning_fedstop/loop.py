@@ -15,6 +15,7 @@ from lightning_fedstop.cohort import Cohort, UniformCohort
 from lightning_fedstop.lifecycle import Lifecycle
 from lightning_fedstop.methods import FedAvg, FederatedMethod
 from lightning_fedstop.paths import local_path
+from lightning_fedstop.records.config import described
 from lightning_fedstop.server import OnNonfinite, RoundReport, Weighting
 
 
@@ -121,6 +122,8 @@ class FederatedLoop(Lifecycle):
         callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
         self._arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         check_arguments(self._arguments)
+        # Before a fit, in which callbacks replace some of theirs by what they find there.
+        self._described = {name: described(value) for name, value in self._arguments.items()}
         self.fast_dev_run = fast_dev_run
         if fast_dev_run:
             max_rounds = int(fast_dev_run)

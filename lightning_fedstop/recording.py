@@ -17,12 +17,14 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
+from lightning_fedstop.hyperparameters import logged_hyperparameters
 from lightning_fedstop.records.config import write_config
 from lightning_fedstop.records.lock import LOCK_FILE, RunLock
 from lightning_fedstop.records.partition_record import PARTITION_FILE, write_partition
 from lightning_fedstop.records.run_record import RESERVED, ROUNDS_FILE, RunRecord
 from lightning_fedstop.records.summary import describe, describe_rules, extremes, summarize
 from lightning_fedstop.results import Results
+from lightning_fedstop.seeding import resolve_seed
 from lightning_fedstop.server import Server
 from lightning_fedstop.stopping.callback import CriterionCallback
 from lightning_fedstop.trainer_interface import TrainerInterface
@@ -41,6 +43,8 @@ class Recording(TrainerInterface):
     row: dict[str, Any]
     nonfinite_reason: str | None
     _arguments: dict[str, Any]
+    _described: dict[str, Any]
+    seed: int | None
     _began: float
     _criterion_total = 0.0
     _renamed: set[str]
@@ -174,13 +178,11 @@ class Recording(TrainerInterface):
         self._report_to_loggers({"epoch": self.current_epoch - 1, **metrics})
 
     def _log_hyperparameters(self) -> None:
-        """Tell the loggers what the module and the data module were made with, as a ``Trainer`` does."""
-        owners = [owner for owner in (self.module, self.datamodule) if getattr(owner, "_log_hyperparams", False)]
-        hparams = {name: value for owner in owners for name, value in owner.hparams_initial.items()}
+        """Give the loggers the hyperparameters of the run, its module and its data module, as a ``Trainer`` does."""
+        hparams = logged_hyperparameters(self)
         for logger in self.loggers if self.is_global_zero else []:
             with self._writing(logger.log_dir or logger.save_dir or type(logger).__name__):
-                if hparams:
-                    logger.log_hyperparams(hparams)
+                logger.log_hyperparams(hparams)
                 logger.log_graph(self.module)
                 logger.save()
 
@@ -214,7 +216,8 @@ class Recording(TrainerInterface):
             path = Path(self.record.log_dir) / "config.yaml"
             self._config_of_command = path if path.exists() else None
             with self._writing(path):
-                write_config(path, self._arguments, self.module, self.datamodule)
+                trainer = self._described | {"seed": resolve_seed(self.seed)}
+                write_config(path, trainer, self.module, self.datamodule, os.environ.get("PL_GLOBAL_SEED"))
 
     def _write_summary(self, test: dict[str, float], averages: dict[str, dict[str, float]]) -> None:
         """Write ``summary.json`` and print it in short.

@@ -1,6 +1,5 @@
 """What makes a run the run it is: settings that must not change between its parts."""
 
-import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedstop.cohort import cohort_size
+from lightning_fedstop.records.config import constructor_arguments
 from lightning_fedstop.solver import LocalSolver
 
 RUN_ARGUMENTS = (
@@ -52,7 +52,7 @@ def run_settings(loop: Any, solver: LocalSolver | None = None) -> Settings:
     for name in ("method", "cohort"):
         part = getattr(loop, name)
         found[f"trainer.{name}"] = type(part).__name__
-        found |= {f"trainer.{name}.{key}": value for key, value in _arguments(part)}
+        found |= {f"trainer.{name}.{key}": value for key, value in _flat(constructor_arguments(part))}
     for name, part in _owners(loop):
         found[name] = type(part).__name__
         found |= {f"{name}.{key}": value for key, value in _flat(dict(getattr(part, "hparams", {})))}
@@ -182,12 +182,6 @@ def _listed(values: Any) -> list[Any]:
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
-
-
-def _arguments(part: object) -> Iterator[tuple[str, Any]]:
-    """What an object was built with, as far as it keeps it under the arguments' names."""
-    names = inspect.signature(type(part)).parameters
-    return _flat({name: getattr(part, name) for name in names if hasattr(part, name)})
 
 
 def _flat(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -35,6 +35,8 @@ class SCAFFOLD(FederatedMethod):
         self, control_gain: ControlGain = "S", control_update: ControlUpdate | None = None, server_lr: float = 1.0
     ) -> None:
         super().__init__(server_lr)
+        self.control_gain: ControlGain = control_gain
+        self.control_update: ControlUpdate | None = control_update
         self.control = ControlVariates(self, control_gain, control_update)
         self.needs_full_gradient = control_update == "option_I"
 

@@ -1,58 +1,121 @@
 """The configuration of a run that was built in Python, for its record."""
 
+import functools
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-HEADER = "# Described from the objects of a run that was built in Python; the command line may lack what they need.\n"
+HEADER = (
+    "# Described from the objects of a run that was built in Python. `fedstop fit --config` runs it again where each\n"
+    "# class can be imported and keeps its arguments under their names, or as hyperparameters.\n"
+)
 
 
-def write_config(path: Path, trainer: Mapping[str, Any], model: Any, datamodule: Any) -> None:
+def write_config(path: Path, trainer: Mapping[str, Any], model: Any, datamodule: Any, seed: str | None) -> None:
     """Write ``config.yaml`` in the layout of the command line, unless the command line has written it.
 
     Args:
         path: the file.
-        trainer: the loop's arguments by name.
-        model: its class, and the hyperparameters it has saved.
-        datamodule: the same.
+        trainer: the loop's arguments by name, as :func:`described` gives them.
+        model: the module.
+        datamodule: its data.
+        seed: what ``seed_everything`` set, as text; ``None`` if it was not called.
     """
     if path.exists():
         return
-    arguments = {name: _plain(value) for name, value in trainer.items()}
-    content = {"trainer": arguments, "model": _described(model), "data": _described(datamodule)}
+    everything: dict[str, Any] = {} if seed is None else {"seed_everything": int(seed)}
+    content = everything | {"trainer": dict(trainer), "model": described(model), "data": described(datamodule)}
     path.write_text(HEADER + yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
 
 
-def _described(owner: Any) -> dict[str, Any]:
-    kind = type(owner)
-    described: dict[str, Any] = {"class_path": f"{kind.__module__}.{kind.__qualname__}"}
-    hparams = getattr(owner, "hparams_initial", None) or _arguments_of(owner)
-    if hparams:
-        described["init_args"] = {str(name): _plain(value) for name, value in dict(hparams).items()}
-    return described
+def constructor_arguments(owner: object) -> dict[str, Any]:
+    """What an object was built with, as far as it keeps it under the arguments' names.
 
-
-def _arguments_of(owner: Any) -> dict[str, Any]:
-    """What a plain object of this package was built with: its public attributes."""
-    if not type(owner).__module__.startswith("lightning_fedstop."):
+    >>> from lightning_fedstop.data import DirichletSkew
+    >>> constructor_arguments(DirichletSkew(0.3))["concentration"]
+    0.3
+    """
+    try:
+        parameters = inspect.signature(type(owner)).parameters.values()
+    except (ValueError, TypeError):  # classes written in C
         return {}
-    return {name: value for name, value in vars(owner).items() if not name.startswith("_") and _is_plain(value)}
+    kept = {}
+    for parameter in parameters:
+        # `_version` of a logger is what it was given, `version` the number that it takes.
+        name = f"_{parameter.name}" if f"_{parameter.name}" in vars(owner) else parameter.name
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) and hasattr(owner, name):
+            value = getattr(owner, name)
+            # Not what was made of the argument, such as the seconds of a duration.
+            if not isinstance(value, float) or _may_be_float(parameter):
+                kept[parameter.name] = value
+    return kept
+
+
+def described(value: Any) -> Any:
+    """A value that YAML can hold, in the words of the command line.
+
+    Args:
+        value: numbers and text stay as they are, objects become their class and their arguments, functions their path.
+
+    >>> from functools import partial
+    >>> described(partial(dict, a=(1, 2)))
+    {'class_path': 'builtins.dict', 'init_args': {'a': [1, 2]}}
+    """
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    if isinstance(value, Mapping):
+        return {str(key): described(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [described(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, functools.partial):
+        return _class(value.func, value.keywords)
+    if inspect.isclass(value) or inspect.isroutine(value):
+        return _path(value)
+    return _class(type(value), _arguments(value))
+
+
+def _arguments(owner: Any) -> Mapping[str, Any]:
+    """Hyperparameters where the object has saved any, else what it keeps of its arguments."""
+    hparams = dict(getattr(owner, "hparams_initial", None) or {})
+    kept = constructor_arguments(owner)
+    package = type(owner).__module__.partition(".")[0]
+    if package == "lightning":
+        return {name: value for name, value in kept.items() if not _is_default(owner, name, value)}
+    if package == "lightning_fedstop":
+        return kept | hparams
+    # An attribute of somebody else's class may be anything of the argument's name: `self.net = net or default()`.
+    return hparams or {name: value for name, value in kept.items() if _is_plain(value)}
+
+
+def _is_default(owner: object, name: str, value: object) -> bool:
+    return bool(inspect.signature(type(owner)).parameters[name].default == value)
+
+
+def _class(kind: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    init_args = {str(name): described(value) for name, value in arguments.items()}
+    return {"class_path": _path(kind)} | ({"init_args": init_args} if init_args else {})
+
+
+def _path(kind: Any) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float | str)
-
-
-def _plain(value: Any) -> Any:
-    """A value that YAML can hold: numbers and text as they are, objects by class and arguments."""
-    if _is_plain(value):
-        return value
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set):
-        return [_plain(item) for item in value]
-    if isinstance(value, Path):
-        return str(value)
-    return _described(value)
+        return all(map(_is_plain, value.values()))
+    return value is None or isinstance(value, bool | int | float | str | Path)
+
+
+def _may_be_float(parameter: inspect.Parameter) -> bool:
+    annotation = parameter.annotation
+    return annotation is parameter.empty or any(word in str(annotation) for word in ("float", "Any"))

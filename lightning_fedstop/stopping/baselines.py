@@ -71,6 +71,21 @@ class ValidationEarlyStopping(CriterionCallback):
         super().__init__(criterion, None, verbose, log_rank_zero_only, observe_only)
 
     @property
+    def threshold(self) -> float:
+        """Tau."""
+        return self.criterion.threshold
+
+    @property
+    def patience(self) -> int:
+        """Rho."""
+        return self.criterion.patience
+
+    @property
+    def min_rounds(self) -> int:
+        """The first check that may stop the fit."""
+        return self.criterion.min_rounds
+
+    @property
     def best(self) -> float:
         """The best figure so far, in the unit compared."""
         return self.criterion.best

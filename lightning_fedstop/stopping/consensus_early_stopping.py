@@ -69,6 +69,26 @@ class ConsensusEarlyStopping(CriterionCallback):
         criterion = ConsensusCriterion(threshold, patience, min_rounds, check_finite)
         super().__init__(criterion, None, verbose, log_rank_zero_only, observe_only)
 
+    @property
+    def threshold(self) -> float:
+        """Tau."""
+        return self.criterion.threshold
+
+    @property
+    def patience(self) -> int:
+        """Rho."""
+        return self.criterion.patience
+
+    @property
+    def min_rounds(self) -> int:
+        """The first check that may stop the fit."""
+        return self.criterion.min_rounds
+
+    @property
+    def check_finite(self) -> bool:
+        """Whether divergence stops the fit at once."""
+        return self.criterion.check_finite
+
     def _reset(self) -> None:
         super()._reset()
         self._local: list[Tensor] = []

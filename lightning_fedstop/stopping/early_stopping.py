@@ -123,6 +123,31 @@ class TaskVectorEarlyStopping(CriterionCallback):
         """Rho."""
         return self.criterion.patience
 
+    @property
+    def min_rounds(self) -> int:
+        """The first check that may stop the fit."""
+        return self.criterion.min_rounds
+
+    @property
+    def check_finite(self) -> bool:
+        """Whether divergence stops the fit at once."""
+        return self.criterion.check_finite
+
+    @property
+    def variant(self) -> Variant:
+        """Whose rule."""
+        return self.criterion.variant
+
+    @property
+    def start_weights_on_cpu(self) -> bool:
+        """Whether the copy of the starting weights lies in main memory."""
+        return self.criterion.start_device == "cpu"
+
+    @property
+    def average(self) -> Literal["saturation"] | None:
+        """The mean that is kept beside the last model."""
+        return None if self.saturation_average is None else "saturation"
+
     def _reset(self) -> None:
         super()._reset()
         self._names: list[str] = []  # of the parameters watched
