@@ -263,6 +263,8 @@ class Saving(Recording):
             distance.measure(theta)
         if distance.start is None and state["round"]:
             distance.begin(theta)
+            distance.next_round(state["round"], trained=False)
+            distance.measure(theta)
             self._warn(
                 f"{self.ckpt_path} holds no weights that the run began with: distances are measured from those it"
                 " holds."

@@ -191,7 +191,7 @@ class Server:
         changed = theta is not self.theta
         if self.fabric.world_size > 1:
             changed = bool(self.reduce(torch.tensor(float(changed), device=theta.device), "max"))
-            theta = self.fabric.broadcast(theta) if changed else theta
+            theta = self.fabric.broadcast(theta.cpu()) if changed else theta
         if changed:
             self.set_theta(theta.to(self.theta))
         return changed

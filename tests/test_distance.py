@@ -95,6 +95,20 @@ def test_without_the_start_the_record_says_from_where_it_measures(tmp_path):
         fit(tmp_path, max_rounds=3, ckpt_path=path)
 
 
+def test_without_the_start_a_round_whose_end_is_to_come_ends(tmp_path):
+    """Saved in an evaluation, by a version that had no start in its checkpoints."""
+    save = LambdaCallback(on_validation_end=lambda loop, module: loop.save_checkpoint(tmp_path / "x.ckpt"))
+    fit(tmp_path, save, max_rounds=2)
+    checkpoint = torch.load(tmp_path / "x.ckpt", weights_only=True)
+    del checkpoint["federated"]["distance"], checkpoint["federated"]["row"]["trained"]
+    assert checkpoint["federated"]["pending"]
+    torch.save(checkpoint, tmp_path / "x.ckpt")
+    with pytest.warns(UserWarning, match="distances are measured from those"):
+        loop, _ = fit(tmp_path, TaskVectorEarlyStopping(0.1, 3), max_rounds=4, ckpt_path=tmp_path / "x.ckpt")
+    assert column(loop, "distance")[1] == 0
+    assert math.isnan(column(loop, "growth_rate")[2])
+
+
 @pytest.mark.parametrize("of", ["TaskVectorEarlyStopping", "ConsensusEarlyStopping"])
 def test_a_checkpoint_that_has_the_start_among_the_states_of_rules_goes_on_from_it(tmp_path, of):
     """As checkpoints were written when rules held the start."""

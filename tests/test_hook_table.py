@@ -27,6 +27,7 @@ HOOKS = (
     "on_client_start",
     "on_train_batch_start",
     "on_train_batch_end",
+    "on_client_end",
     "on_validation_start",
     "on_validation_end",
     "on_train_epoch_end",
@@ -174,13 +175,13 @@ def outcome(owner, hook, name):
     """What a ``Trainer`` and a loop make of a change, each in a few words."""
     change = CHANGES[name]
     of_loop = trained("loop", owner, hook, change)
-    if hook == "on_client_start":
-        # With one client it comes where a Trainer's epoch starts.
+    untouched = trained("Trainer", None, hook, change)
+    if hook in ("on_client_start", "on_client_end"):
+        # With one client it starts where a Trainer's epoch does.
         alike = trained("Trainer", owner, "on_train_epoch_start", change)
         said = "none"
     else:
         alike = trained("Trainer", owner, hook, change)
-        untouched = trained("Trainer", None, hook, change)
         said = "no optimizer yet" if equal(alike, untouched) else "counts"
         assert (said == "counts") is not (hook == "setup" and name == "learning rate")
     if isinstance(of_loop, tuple):
@@ -190,10 +191,13 @@ def outcome(owner, hook, name):
         assert error.count("\n") == 0
         # Nothing of the round in which it is refused has been trained, or nothing of it is left.
         start = weights_of(Module())
-        finished = hook in ("on_validation_start", "on_validation_end", "on_train_epoch_end")
+        finished = hook in ("on_client_end", "on_validation_start", "on_validation_end", "on_train_epoch_end")
         assert weights == []
         assert torch.equal(held[-1:], start[-1:]) is not finished
         return said, "refused"
+    if hook == "on_client_end":
+        assert equal(of_loop, untouched)
+        return said, "lost"
     in_a_client = hook in ("on_client_start", "on_train_batch_start", "on_train_batch_end")
     if in_a_client and name == "learning rate":
         where = "on_train_epoch_start" if hook == "on_client_start" else hook
