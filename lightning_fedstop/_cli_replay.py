@@ -68,6 +68,10 @@ def main(argv: list[str]) -> None:
             args.shift,
             args.check_every_n_rounds,
         )
+        for record in records:
+            own = [stop for stop in stops if stop.run == record.name]
+            if record.config and own and all(stop.accuracy is None for stop in own):
+                _note(f"{record.name}: no test accuracy in it; `check_test_every_n_round: 1` records it in each round")
         out = None if args.out is None else local_path(args.out, "--out")
         chosen = args.format or ("table" if out is None else _FORMAT_OF_SUFFIX.get(out.suffix.lower(), "table"))
         text = FORMATS[chosen](stops)

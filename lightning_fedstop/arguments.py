@@ -183,7 +183,8 @@ def check_federation(
         raise ValueError(
             f"{type(module).__name__} has BatchNorm, which needs batches of at least 2 samples, but {len(single)}"
             f" clients (the first is client {single[0]} with {sizes[single[0]]} samples) have a batch of 1 at the batch"
-            f" size {batch_size}: set `drop_single_sample_batches=True` or another batch size."
+            f" size {batch_size}: set `drop_single_sample_batches=True`"
+            " (`--trainer.drop_single_sample_batches true`) or another batch size."
         )
 
 

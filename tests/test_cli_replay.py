@@ -171,6 +171,16 @@ def test_a_record_is_never_written_over(refused, root):
     assert file.read_text() == (root / "log.csv").read_text() == ROWS.format("0.61803398875")
 
 
+@pytest.mark.parametrize(("header", "is_told"), [("round,distance,val_loss", True), ("round,distance,test_acc", False)])
+def test_a_run_without_test_figures_is_told_how_to_have_them(tmp_path, capsys, header, is_told):
+    (tmp_path / "metrics.csv").write_text(f"{header}\n1,1.0,0.5\n2,1.5,0.6\n")
+    (tmp_path / "config.yaml").write_text("trainer: {max_rounds: 2}\n")
+    main(["replay", str(tmp_path), "--rule", "task_vector"])
+    output = capsys.readouterr()
+    assert ("no test accuracy in it; `check_test_every_n_round: 1` records it" in output.err) is is_told
+    assert output.out.splitlines()[1].endswith("-") is is_told
+
+
 def test_what_is_odd_is_told_on_stderr(root, capsys):
     file = root / "a_1/lightning_logs/version_0/metrics.csv"
     file.write_text(file.read_text() + "6,3.0")
