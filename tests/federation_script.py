@@ -14,6 +14,7 @@ from lightning_fedstop.client_state import ClientStates
 from lightning_fedstop.methods import SCAFFOLD, FedAvg, FedLESAM, FedWMSAM
 from lightning_fedstop.stopping import TaskVectorEarlyStopping
 from tests.helpers import ToyData, ToyModule, make_loop
+from tests.test_loss_scale import Large, float16_loop
 
 
 class Logs(ToyModule):
@@ -85,6 +86,21 @@ def main(root, processes):
             more.fit(module, ToyData(), ckpt_path="last")
             if loop.is_global_zero:
                 torch.save({"state": module.state_dict()}, f"{root}/{processes}-resumed.pt")
+
+    scaled(root, processes, options)
+
+
+def scaled(root, processes, options):
+    """A run whose loss scale changes in each round, whole and resumed after round 3."""
+    found = {}
+    for name, stops in {"whole": [6], "resumed": [3, 6]}.items():
+        for rounds in stops:
+            given = {"clients_per_round": 4, "max_rounds": rounds, "local_epochs": 2} | options
+            loop = float16_loop(f"{root}/{processes}-{name}", growth_interval=3, **given)
+            loop.fit(module := Large(), ToyData(), ckpt_path="last" if rounds > stops[0] else None)
+        found[name] = module.state_dict()
+    if loop.is_global_zero:
+        torch.save(found, f"{root}/{processes}-scaled.pt")
 
 
 if __name__ == "__main__":

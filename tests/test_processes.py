@@ -41,6 +41,16 @@ def load(root, name):
     return [torch.load(root / f"{processes}-{name}.pt", weights_only=True) for processes in (1, 2)]
 
 
+def test_each_process_goes_on_with_its_own_loss_scale(runs):
+    root, _ = runs
+    for one in load(root, "scaled"):
+        assert all(torch.equal(value, one["resumed"][name]) for name, value in one["whole"].items())
+    checkpoint = next((root / "2-whole").rglob("last.ckpt"))
+    scales = torch.load(checkpoint, weights_only=True)["federated"]["loss_scales"]
+    assert len(scales) == 2
+    assert scales[0] != scales[1]
+
+
 def test_each_process_stacks_its_hand(runs):
     root, _ = runs
     one, two = load(root, "stacked")
