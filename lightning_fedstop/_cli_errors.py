@@ -222,7 +222,8 @@ def sentence_of(error: Exception) -> str | None:
     owner = _built_class(frames) if building else None
     prefix = f"{owner}: " if owner and not text.startswith(owner) else ""
     where = f"{key}: " if key and not text.startswith(f"{key}.") else ""
-    return f"{where}{prefix}{text}{'' if text.endswith(('.', '!', '?')) else '.'}"
+    notes = "".join(f" {_one_line(note)}" for note in getattr(error, "__notes__", []))
+    return f"{where}{prefix}{text}{'' if text.endswith(('.', '!', '?')) else '.'}{notes}"
 
 
 def _is_refusal(error: Exception) -> bool:

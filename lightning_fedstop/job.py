@@ -1,9 +1,12 @@
 """What a client is given in a round, and what it sends back."""
 
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fedstop.methods.base import Client
@@ -54,3 +57,17 @@ class Job:
     client: Client
     make_batches: Callable[[], Iterable[Any]]
     seed: int
+
+
+@contextmanager
+def naming_client(client: Client) -> Iterator[None]:
+    """Add to an exception inside the block whose training raised it; its class and its text stay as they are."""
+    try:
+        yield
+    except Exception as error:
+        sentence = f"It was raised in the training of client {client.index} in round {client.round}."
+        if sys.version_info >= (3, 11):
+            error.add_note(sentence)
+        else:
+            rank_zero_warn(f"{type(error).__name__}: {error}. {sentence}")
+        raise

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lightning_fedstop.aggregation import RunningMean
 from lightning_fedstop.hooks import OPTIMIZER_HOOKS, Hooks
-from lightning_fedstop.job import ClientResult, Job, LocalUpdate
+from lightning_fedstop.job import ClientResult, Job, LocalUpdate, naming_client
 from lightning_fedstop.loss_scale import LossScale
 from lightning_fedstop.methods.base import Client, FederatedMethod, LocalStep
 from lightning_fedstop.methods.motion import Motion
@@ -113,15 +113,19 @@ class LocalTrainer:
             Each client with its update, in the order of ``jobs``; the module then holds the client's local model.
         """
         for job in jobs:
+            yield job.client, self._train(job, self._start(job, load_global))
+            # The jobs outlive their clients' training, and the vectors of a whole cohort would be too many.
+            job.client.vectors = {}
+        self.finished = [time.perf_counter()]
+
+    def _start(self, job: Job, load_global: Callable[[], None]) -> Iterable[Any]:
+        with naming_client(job.client):
             batches = job.make_batches()
             load_global()
             self.start_client(job.client)
             self.call_hook("on_client_start", job.client.index)
             self._take_from_hook(job.client)
-            yield job.client, self._train(job, batches)
-            # The jobs outlive their clients' training, and the vectors of a whole cohort would be too many.
-            job.client.vectors = {}
-        self.finished = [time.perf_counter()]
+        return batches
 
     def _take_from_hook(self, client: Client) -> None:
         """Let the method know the rates that hold for this client; the module holds the weights it starts at."""
@@ -129,7 +133,7 @@ class LocalTrainer:
         client.lr, client.momentum = self.solver.lr, self.solver.momentum
 
     def _train(self, job: Job, batches: Iterable[Any]) -> LocalUpdate:
-        with seeded(job.seed):
+        with naming_client(job.client), seeded(job.seed):
             return self.train_client(job.client, batches)
 
     def train_client(self, client: Client, batches: Iterable[Any]) -> LocalUpdate:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lightning_fedstop.hooks import BATCH_HOOKS, CLIENT_HOOKS, GRADIENT_HOOKS, Hooks, is_users
-from lightning_fedstop.job import ClientResult, Job, LocalUpdate
+from lightning_fedstop.job import ClientResult, Job, LocalUpdate, naming_client
 from lightning_fedstop.local import LocalTrainer
 from lightning_fedstop.methods.base import Client
 from lightning_fedstop.module_state import differ, untrained_tensors
@@ -75,7 +75,8 @@ class ThreadedTrainer(LocalTrainer):
         self._check_start(jobs[0].client, workers[0].state.values)
         with self._results(workers, jobs, cancelled) as results:
             for job in jobs:
-                steps = self.load_result(job.client, results.popleft().result(), load_global)
+                with naming_client(job.client):
+                    steps = self.load_result(job.client, results.popleft().result(), load_global)
                 yield job.client, self.update_of(job.client, steps)
                 job.client.vectors = {}
 
