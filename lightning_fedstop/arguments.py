@@ -6,10 +6,12 @@ from typing import Any, get_args
 from lightning.fabric import Fabric
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import (
+    BaseFinetuning,
     BatchSizeFinder,
     Checkpoint,
     GradientAccumulationScheduler,
     LearningRateFinder,
+    LearningRateMonitor,
     ModelCheckpoint,
     ModelPruning,
     StochasticWeightAveraging,
@@ -39,6 +41,7 @@ TRAINER_ONLY = (
     ThroughputMonitor,
     WeightAveraging,
 )
+UNFREEZES_AT = "unfreeze_backbone_at_epoch"
 
 
 def check_arguments(arguments: dict[str, Any]) -> None:
@@ -79,7 +82,7 @@ def check_arguments(arguments: dict[str, Any]) -> None:
     _check_class("method", arguments["method"], FederatedMethod)
     _check_class("cohort", arguments["cohort"], Cohort)
     _check_class("client_states", arguments["client_states"], ClientStates)
-    check_callbacks(arguments["callbacks"])
+    check_callbacks(arguments["callbacks"], arguments["max_rounds"])
     saves = any(isinstance(callback, ModelCheckpoint) for callback in arguments["callbacks"])
     if saves and arguments["enable_checkpointing"] is False:
         raise ValueError("`enable_checkpointing` must not be False when `callbacks` holds a ModelCheckpoint.")
@@ -109,18 +112,31 @@ def make_fabric(**options: Any) -> Fabric:
         raise MisconfigurationException(f"{given or '`accelerator`'} cannot be used: {error}") from error
 
 
-def check_callbacks(callbacks: list[Any]) -> None:
+def check_callbacks(callbacks: list[Any], max_rounds: int) -> None:
     """Refuse what is no callback, and Lightning's own that only a ``Trainer`` can serve.
 
     Raises:
         TypeError: naming the callback.
+        ValueError: for one with an argument that means nothing here.
     """
     for callback in callbacks:
         _check_class("callbacks", callback, Callback)
+        name = type(callback).__name__
         if isinstance(callback, TRAINER_ONLY):
             raise TypeError(
-                f"`callbacks` holds {type(callback).__name__}, which reaches into a Trainer's own loop or swaps its"
-                f" weights, and cannot run in a FederatedLoop, where the server alone sets the global model."
+                f"`callbacks` holds {name}, which reaches into a Trainer's own loop or swaps its weights, and cannot"
+                f" run in a FederatedLoop, where the server alone sets the global model."
+            )
+        # One that unfreezes after the last round only freezes.
+        if isinstance(callback, BaseFinetuning) and getattr(callback, UNFREEZES_AT, 0) < max_rounds:
+            raise TypeError(
+                f"`callbacks` holds {name}, which unfreezes parameters during a fit, and all rounds of a FederatedLoop"
+                f" train the same: set `requires_grad` before `fit`, or fit once more with other parameters trained."
+            )
+        if isinstance(callback, LearningRateMonitor) and callback.logging_interval == "step":
+            raise ValueError(
+                "`callbacks` holds LearningRateMonitor(logging_interval='step'), which would log nothing in a"
+                " FederatedLoop, where a round is a step and an epoch: give it logging_interval='epoch'."
             )
 
 
@@ -133,6 +149,8 @@ def check_module(module: object, trains: bool = False) -> LightningModule:
     hint = ""
     if any(base.__module__.startswith("pytorch_lightning") for base in type(module).__mro__):
         hint = "; `pytorch_lightning` is another package: import from `lightning.pytorch` instead"
+    if isinstance(getattr(module, "_orig_mod", None), LightningModule):  # what `torch.compile` wraps
+        hint = "; give the module itself, and compile what its steps call: `module.net = torch.compile(module.net)`"
     raise TypeError(f"`model` must be a `lightning.pytorch.LightningModule`, got {type(module).__name__}{hint}.")
 
 

@@ -20,7 +20,7 @@ from lightning_fedstop.collectives import launch, shared_failure, watched_parent
 from lightning_fedstop.evaluating import Evaluating
 from lightning_fedstop.hooks import Hooks
 from lightning_fedstop.methods import FederatedMethod
-from lightning_fedstop.parameters import FlatParameters
+from lightning_fedstop.parameters import FlatParameters, check_tensors
 from lightning_fedstop.progress import RoundLines, RoundProgressBar, wants_progress_bar
 from lightning_fedstop.results import ResultCollector
 from lightning_fedstop.resuming import clients_known, run_settings
@@ -126,7 +126,7 @@ class Lifecycle(Evaluating):
         """The loop's callbacks and those the module configures, which replace the loop's of the same class."""
         configured = module.configure_callbacks()
         own = [configured] if isinstance(configured, Callback) else list(configured)
-        check_callbacks(own)
+        check_callbacks(own, self.max_rounds)
         replaced = {type(callback) for callback in own} - {Callback}
         return reorder_callbacks([callback for callback in self._callbacks if type(callback) not in replaced] + own)
 
@@ -159,6 +159,8 @@ class Lifecycle(Evaluating):
         self._open_record()
         hooks("setup", stage)
         module.configure_model()
+        if stage == "fit":
+            check_tensors(module)
         self.fabric.strategy.precision.convert_module(module)
         self.fabric.to_device(module)
         if data is not None and hasattr(data, "to"):

@@ -5,11 +5,13 @@ vector, and nothing is copied in between.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 
 class FlatParameters:
@@ -26,8 +28,8 @@ class FlatParameters:
         grad: shape ``(d,)``; their gradients.
 
     Raises:
-        ValueError: if the module has no trainable parameter, a lazy one that was never run, or trainable parameters of
-            more than one dtype or device.
+        ValueError: if the module has no trainable parameter, trainable parameters of more than one dtype or device, or
+            tensors that :func:`check_tensors` refuses.
 
     >>> layer = nn.Linear(2, 1)
     >>> flat = FlatParameters(layer)
@@ -46,20 +48,17 @@ class FlatParameters:
         self.sizes = [parameter.numel() for parameter in self.parameters]
         self.vector = torch.empty(sum(self.sizes), dtype=first.dtype, device=first.device)
         self.grad = torch.zeros_like(self.vector)
-        self._grads = [
-            g.view(p.shape) for g, p in zip(torch.split(self.grad, self.sizes), self.parameters, strict=True)
-        ]
-        for part, parameter in zip(torch.split(self.vector, self.sizes), self.parameters, strict=True):
-            part.copy_(parameter.detach().reshape(-1))
-            parameter.data = part.view(parameter.shape)
+        shapes = [parameter.shape for parameter in self.parameters]
+        self._grads = _parts(self.grad, shapes)
+        for part, parameter in zip(_parts(self.vector, shapes), self.parameters, strict=True):
+            part.copy_(parameter.detach())
+            parameter.data = part
 
     def _check(self, module: nn.Module) -> None:
         who = type(module).__name__
         if not self.named:
             raise ValueError(f"{who} has no trainable parameter: at least one needs `requires_grad=True`.")
-        for name, parameter in self.named:
-            if isinstance(parameter, nn.parameter.UninitializedParameter):
-                raise ValueError(f"Parameter {name!r} of {who} is lazy: run one batch through the module before `fit`.")
+        check_tensors(module)
         dtypes = sorted({str(parameter.dtype) for _, parameter in self.named})
         devices = sorted({str(parameter.device) for _, parameter in self.named})
         if len(dtypes) > 1 or len(devices) > 1:
@@ -135,6 +134,60 @@ class FlatParameters:
         for parameter in self.parameters:
             parameter.data = parameter.data.clone()
             parameter.grad = None
+
+
+def check_tensors(module: nn.Module) -> None:
+    """Refuse tensors of a module that cannot be trained over clients.
+
+    Parameters to train are dense real floating-point numbers of at least two bytes. Frozen parameters and buffers may
+    be of any kind, as long as they hold something.
+
+    Raises:
+        ValueError: naming the tensor, and what is allowed.
+    """
+    who = type(module).__name__
+    for name, parameter in module.named_parameters():
+        if (reason := _emptiness(parameter)) or (parameter.requires_grad and (reason := _oddity(parameter))):
+            raise ValueError(f"Parameter {name!r} of {who} {reason}.")
+    for name, buffer in module.named_buffers():
+        if reason := _emptiness(buffer):
+            raise ValueError(f"Buffer {name!r} of {who} {reason}.")
+
+
+def _emptiness(tensor: Tensor) -> str | None:
+    if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
+        return "is lazy: run one batch through the module before `fit`"
+    if tensor.is_meta:
+        return "is on the device 'meta' and holds nothing: give it its values before `fit`, or in `configure_model`"
+    if tensor.is_nested and tensor.layout == torch.strided:
+        return "is nested, and cannot be compared: make it dense or jagged"
+    return None
+
+
+def _oddity(tensor: Tensor) -> str | None:
+    if hasattr(tensor, "__tensor_flatten__"):
+        return f"is a {type(tensor.data).__name__}: give `fit` a module of plain tensors, of which each process has all"
+    if tensor.layout != torch.strided:
+        return f"has the layout {tensor.layout}: parameters must be dense to be trained, or have `requires_grad=False`"
+    if tensor.is_complex():
+        return f"has the dtype {tensor.dtype}: train it as real numbers, and use `torch.view_as_complex` in `forward`"
+    if tensor.element_size() < 2:
+        return f"has the dtype {tensor.dtype}: parameters need two bytes to be trained, or `requires_grad=False`"
+    return None
+
+
+def _parts(vector: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
+    """Cut a vector into tensors that share its memory.
+
+    Each has a storage of its own, over its part of the vector's. Views would have the whole one, which ``torch.save``
+    writes in full for any of them, and ``safetensors`` refuses.
+    """
+    storage, size = vector.untyped_storage(), vector.element_size()
+    ends = list(accumulate((shape.numel() for shape in shapes), initial=0))
+    return [
+        vector.new_empty(0).set_(storage[start * size : stop * size], 0, shape)  # type: ignore[call-overload]
+        for start, stop, shape in zip(ends, ends[1:], shapes, strict=False)
+    ]
 
 
 def is_finite(vector: Tensor) -> bool:

@@ -1,6 +1,7 @@
 import pytest
+import torch
 from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
@@ -94,6 +95,18 @@ def test_modules_of_another_kind_are_refused(tmp_path):
     twin = type("Twin", (nn.Module,), {"__module__": "pytorch_lightning.core"})
     with pytest.raises(TypeError, match="`pytorch_lightning` is another package"):
         check_module(type("Mine", (twin,), {})())
+
+
+def test_a_compiled_module_is_refused_with_a_hint():
+    compiled = torch.compile(ToyModule(), backend="eager")
+    with pytest.raises(TypeError, match=r"got OptimizedModule; give the module itself, .* `module.net = torch"):
+        check_module(compiled)
+
+
+def test_a_learning_rate_monitor_of_steps_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"LearningRateMonitor.*logs? nothing .* give it logging_interval='epoch'"):
+        make_loop(tmp_path, LearningRateMonitor(logging_interval="step"))
+    make_loop(tmp_path, LearningRateMonitor())
 
 
 def test_a_module_without_a_training_step_is_evaluated_but_not_trained():

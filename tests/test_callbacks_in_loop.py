@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
+    BaseFinetuning,
     BatchSizeFinder,
     DeviceStatsMonitor,
     EarlyStopping,
@@ -286,10 +287,32 @@ class TwoParts(ToyModule):
         return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.1)
 
 
-def test_backbone_finetuning_is_refused_when_it_unfreezes(tmp_path):
-    """Parameters that only the optimizer knows would drift from client to client."""
-    with pytest.raises(ValueError, match=r"must stay the same during a fit, but .*weight"):
-        fit(tmp_path, BackboneFinetuning(unfreeze_backbone_at_epoch=1, verbose=False), module=TwoParts())
+class Finetuning(BaseFinetuning):
+    """A user's own, of which nobody knows when it unfreezes."""
+
+    def freeze_before_training(self, pl_module):
+        self.freeze(pl_module.backbone)
+
+    def finetune_function(self, pl_module, epoch, optimizer):
+        pass
+
+
+@pytest.mark.parametrize("callback", [BackboneFinetuning(unfreeze_backbone_at_epoch=2), Finetuning()])
+def test_finetuning_is_refused_at_construction(tmp_path, callback):
+    message = f"`callbacks` holds {type(callback).__name__}, which unfreezes parameters during a fit"
+    with pytest.raises(TypeError, match=message):
+        make_loop(tmp_path, callback, max_rounds=3)
+
+    class Configured(TwoParts):
+        def configure_callbacks(self):
+            return callback
+
+    with pytest.raises(TypeError, match=message):
+        fit(tmp_path, module=Configured(), max_rounds=3)
+    assert not list(tmp_path.iterdir())
+
+
+def test_parameters_that_are_frozen_during_a_fit_are_refused(tmp_path):
     freeze = LambdaCallback(on_train_start=lambda loop, module: module.net[0].weight.requires_grad_(False))
     with pytest.raises(ValueError, match=r"net\.0\.weight changed"):
         fit(tmp_path, freeze, module=TwoParts())
@@ -298,5 +321,5 @@ def test_backbone_finetuning_is_refused_when_it_unfreezes(tmp_path):
 def test_backbone_finetuning_that_keeps_the_backbone_frozen_runs(tmp_path):
     module = TwoParts()
     before = module.backbone.weight.clone()
-    fit(tmp_path, BackboneFinetuning(unfreeze_backbone_at_epoch=99), module=module)
+    fit(tmp_path, BackboneFinetuning(unfreeze_backbone_at_epoch=3), module=module)
     assert torch.equal(module.backbone.weight, before)

@@ -6,9 +6,11 @@ from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.nn.parameter import UninitializedBuffer
 from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_fedstop.methods import FedSAM
+from lightning_fedstop.module_state import ModuleState
 from tests.helpers import ToyData, ToyModule, fit, flat, one_client
 
 
@@ -130,6 +132,132 @@ def test_a_compiled_module(tmp_path):
     module.net = torch.compile(module.net, backend="eager")
     one_client(tmp_path, module)
     torch.testing.assert_close(flat(module), flat(one_client(tmp_path, ToyModule()).lightning_module))
+    module = ToyModule()
+    module.compile(backend="eager")
+    one_client(tmp_path, module)
+    torch.testing.assert_close(flat(module), flat(one_client(tmp_path, ToyModule()).lightning_module))
+
+
+def as_float8(tensor):
+    return tensor.to(torch.float8_e4m3fn)
+
+
+class Wrapped(torch.Tensor):
+    """A tensor around another one, such as those that hold a part of a tensor, or its quantised numbers."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(
+            cls, inner.shape, dtype=inner.dtype, requires_grad=inner.requires_grad
+        )
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __tensor_flatten__(self):
+        return ["inner"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        inner = [one.inner if isinstance(one, Wrapped) else one for one in args]
+        result = func(*inner, **(kwargs or {}))
+        return cls(result) if isinstance(result, torch.Tensor) else result
+
+
+QUANTIZED = torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8)
+TRAINED = {
+    "complex": (torch.ones(4, dtype=torch.complex64), "dtype torch.complex64: train it as real numbers"),
+    "sparse": (torch.eye(4).to_sparse(), "layout torch.sparse_coo: parameters must be dense"),
+    "csr": (torch.eye(4).to_sparse_csr(), "layout torch.sparse_csr: parameters must be dense"),
+    "float8": (as_float8(torch.ones(4)), "dtype torch.float8_e4m3fn: parameters need two bytes"),
+    "wrapper": (Wrapped(torch.ones(4)), "is a Wrapped: give `fit` a module of plain tensors"),
+    "meta": (torch.ones(4, device="meta"), "is on the device 'meta' and holds nothing"),
+    "lazy": (nn.LazyLinear(2).weight, "is lazy: run one batch"),
+}
+HELD = {
+    "complex": torch.ones(4, dtype=torch.complex64),
+    "sparse": torch.eye(4).to_sparse(),
+    "csr": torch.eye(4).to_sparse_csr(),
+    "quantised": QUANTIZED,
+    "float8": as_float8(torch.ones(4)),
+    "int8": torch.ones(4, dtype=torch.int8),
+    "uint16": torch.ones(4, dtype=torch.uint16),
+    "bool": torch.ones(4, dtype=torch.bool),
+    "expanded": torch.ones(1, 4).expand(3, 4),
+    "nan": torch.tensor([torch.nan]),
+    "empty": torch.ones(0),
+    "wrapper": Wrapped(torch.ones(4)),
+}
+
+
+@pytest.mark.parametrize("kind", TRAINED)
+def test_parameters_that_cannot_be_trained_are_refused_by_name_before_anything_is_written(tmp_path, kind):
+    module = ToyModule()
+    tensor, message = TRAINED[kind]
+    module.odd = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor)
+    with pytest.raises(ValueError, match=f"^Parameter 'odd' of ToyModule .*{message}"):
+        fit(tmp_path, module=module)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("kind", ["meta", "lazy"])
+def test_buffers_that_hold_nothing_are_refused_by_name(tmp_path, kind):
+    module = ToyModule()
+    module.register_buffer("odd", torch.ones(4, device="meta") if kind == "meta" else UninitializedBuffer())
+    with pytest.raises(ValueError, match=r"^Buffer 'odd' of ToyModule is (lazy|on the device 'meta')"):
+        fit(tmp_path, module=module)
+
+
+@pytest.mark.parametrize("is_parameter", [False, True])
+@pytest.mark.parametrize("kind", HELD)
+def test_tensors_of_any_kind_may_be_held_that_training_leaves_alone(tmp_path, kind, is_parameter):
+    module, tensor = ToyModule(), HELD[kind]
+    if is_parameter:
+        module.odd = nn.Parameter(tensor, requires_grad=False)
+    else:
+        module.register_buffer("odd", tensor)
+    odd, state = module.odd, ModuleState(module, [])
+    for method in (None, FedSAM()):
+        fit(tmp_path, module=module, method=method, enable_checkpointing=False)
+    assert module.odd is odd
+    assert "odd" not in state.changed()
+
+
+class Counts(ToyModule):
+    """Adds one to ``odd`` in each step."""
+
+    def __init__(self, start, is_parameter):
+        super().__init__()
+        if is_parameter:
+            self.odd = nn.Parameter(start, requires_grad=False)
+        else:
+            self.register_buffer("odd", start)
+
+    def training_step(self, batch, batch_idx):
+        with torch.no_grad():
+            self.odd.copy_(
+                (self.odd.to(torch.complex64 if self.odd.is_complex() else torch.float32) + 1).to(self.odd.dtype)
+            )
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("is_parameter", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [
+        *[
+            (dtype, 1.5)
+            for dtype in (torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64)
+        ],
+        *[(dtype, 2) for dtype in (torch.int64, torch.int8, torch.uint8, torch.uint16)],
+        (torch.bool, 1),
+    ],
+)
+def test_plain_numbers_of_any_dtype_are_averaged_or_the_largest_taken(tmp_path, dtype, expected, is_parameter):
+    module = Counts(torch.zeros(2).to(dtype), is_parameter)
+    fit(tmp_path, module=module, data=ToyData([4, 8], evaluated=False), max_rounds=1)
+    assert module.odd.dtype == dtype
+    assert module.odd.to(torch.complex64).tolist() == [expected] * 2
 
 
 def test_fabric_is_only_told_of_precision_and_device(tmp_path):

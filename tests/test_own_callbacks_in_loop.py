@@ -8,6 +8,7 @@ from lightning.pytorch.callbacks import (
     LambdaCallback,
 )
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from safetensors.torch import load_model, save_model
 
 from lightning_fedstop import TaskVectorEarlyStopping
 from tests.helpers import Scripted, ToyData, ToyModule, fit, flat
@@ -69,6 +70,25 @@ def test_logging_where_a_trainer_refuses_it_is_refused_in_its_words(tmp_path, ho
     callback = LambdaCallback(**{hook: lambda loop, module: module.log("x", 1.0)})
     with pytest.raises(MisconfigurationException, match="result collection is not registered"):
         fit(tmp_path, callback)
+
+
+def test_hooks_may_export_the_module(tmp_path):
+    class Exports(Callback):
+        def save(self, loop, module):
+            save_model(module, str(tmp_path / f"{loop.current_epoch}.safetensors"))
+            torch.save(module.net.weight, tmp_path / "weight.pt")
+
+        def on_train_epoch_end(self, trainer, module):
+            self.save(trainer, module)
+
+        def on_client_end(self, trainer, module, client):
+            self.save(trainer, module)
+
+    _, module = fit(tmp_path, Exports())
+    other = ToyModule()
+    load_model(other, str(tmp_path / "2.safetensors"))
+    assert torch.equal(flat(other), flat(module))
+    assert torch.equal(torch.load(tmp_path / "weight.pt"), module.net.weight)
 
 
 def test_client_hooks_frame_each_clients_training(tmp_path):

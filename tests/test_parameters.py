@@ -4,6 +4,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_model, save_file, save_model
 from torch import nn
 
 from lightning_fedstop import parameters
@@ -12,6 +13,37 @@ from lightning_fedstop.parameters import FlatParameters, is_finite, norm
 
 def net():
     return nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))
+
+
+def test_every_parameter_has_a_storage_of_its_own(tmp_path):
+    """As in a Trainer: one tensor is written alone, and ``safetensors`` finds none that share memory."""
+    module = net()
+    flat = FlatParameters(module)
+    for parameter in module.parameters():
+        assert parameter.untyped_storage().nbytes() == parameter.numel() * 4
+        torch.save(parameter, tmp_path / "one.pt")
+        assert torch.equal(torch.load(tmp_path / "one.pt"), parameter)
+    flat.zero_grad()
+    assert module[0].weight.grad.untyped_storage().nbytes() == 24
+    save_model(module, str(tmp_path / "x.safetensors"))
+    save_file(module.state_dict(), tmp_path / "y.safetensors")
+    other = net()
+    load_model(other, str(tmp_path / "x.safetensors"))
+    assert torch.equal(nn.utils.parameters_to_vector(other.parameters()), flat.vector)
+    module.state_dict()["0.weight"].fill_(7.0)  # which aliases the module, as that of any
+    assert torch.equal(flat.vector[:6], torch.full((6,), 7.0))
+
+
+def test_tied_and_empty_parameters_are_saved_as_those_of_any_module(tmp_path):
+    module = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    module[1].weight = module[0].weight
+    module.empty = nn.Parameter(torch.zeros(0, 3))
+    flat = FlatParameters(module)
+    assert len(flat) == 4
+    flat.check_unchanged()
+    save_model(module, str(tmp_path / "x.safetensors"))
+    with pytest.raises(RuntimeError, match="share memory"):
+        save_file(module.state_dict(), tmp_path / "y.safetensors")
 
 
 def test_vector_and_module_share_memory():
