@@ -220,18 +220,22 @@ def norm(vector: Tensor, keepdim: bool = False) -> Tensor:
     """
     if vector.device.type == "mps":
         length = _norm_in_float32(vector)
-    else:
-        # In float64 a block stays in a CPU's cache; elsewhere many small blocks take longer than the sum itself.
-        room = 1 << 18 if vector.device.type == "cpu" else 1 << 24
-        rows = max(1, math.prod(vector.shape[:-1]))
-        blocks = [
-            torch.linalg.vector_norm(block, dim=-1, keepdim=True, dtype=torch.float64)
-            for block in torch.split(vector, max(1, room // rows), dim=-1)
-        ]
-        length = blocks[0]
-        if len(blocks) > 1:
-            length = torch.linalg.vector_norm(torch.cat(blocks, dim=-1), dim=-1, keepdim=True)
-    return length if keepdim else length.squeeze(-1)
+        return length if keepdim else length.squeeze(-1)
+    # In float64 a block stays in a CPU's cache; elsewhere many small blocks take longer than the sum itself.
+    room, numbers = 1 << 18 if vector.device.type == "cpu" else 1 << 24, vector.numel()
+    if numbers > room:
+        blocks = torch.split(vector, max(1, room * vector.shape[-1] // numbers), dim=-1)
+        # One block for all: freed ones, with the small norms between them, would not be used again on a CPU.
+        wide = torch.empty_like(blocks[0], dtype=torch.float64, memory_format=torch.contiguous_format)
+        vector = torch.cat(
+            [
+                torch.linalg.vector_norm(wide[..., : block.shape[-1]].copy_(block), dim=-1, keepdim=True)
+                for block in blocks
+            ],
+            dim=-1,
+        )
+    norms: Tensor = torch.linalg.vector_norm(vector, dim=-1, keepdim=keepdim, dtype=torch.float64)
+    return norms
 
 
 def _norm_in_float32(vector: Tensor, size: int = 1 << 12) -> Tensor:
