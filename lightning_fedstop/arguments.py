@@ -26,6 +26,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_fedstop.accelerators import accelerator_for_fabric
 from lightning_fedstop.backends import ClientBackend
+from lightning_fedstop.client_data import client_sizes
 from lightning_fedstop.client_state import ClientStates
 from lightning_fedstop.cohort import Cohort, check_clients_per_round, cohort_size
 from lightning_fedstop.methods import FederatedMethod
@@ -182,7 +183,7 @@ def check_federation(
         ValueError: for more clients a round than there are, a schedule of clients that do not exist, clients without
             any samples, or batches of one sample for a module with BatchNorm.
     """
-    sizes = list(datamodule.client_sizes)
+    sizes = client_sizes(datamodule)
     cohort.check(len(sizes), cohort_size(clients_per_round, len(sizes)))
     empty = [client for client, size in enumerate(sizes) if not size]
     if len(empty) == len(sizes):

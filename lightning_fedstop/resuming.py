@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_fedstop.client_data import client_sizes
 from lightning_fedstop.cohort import cohort_size
 from lightning_fedstop.records.config import constructor_arguments
 from lightning_fedstop.solver import LocalSolver
@@ -152,7 +153,7 @@ def clients_known(datamodule: Any) -> dict[str, Any]:
     Returns:
         ``sizes``, int64 of shape ``(N,)``, and ``fingerprints``, N texts, or none where all are empty.
     """
-    sizes = torch.tensor(list(datamodule.client_sizes), dtype=torch.int64)
+    sizes = torch.tensor(client_sizes(datamodule), dtype=torch.int64)
     fingerprint = getattr(datamodule, "client_fingerprint", None)
     prints = [] if fingerprint is None else [str(fingerprint(client)) for client in range(len(sizes))]
     return {"sizes": sizes, "fingerprints": prints if any(prints) else []}

@@ -5,13 +5,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
 from lightning_fedstop.aggregation import RunningMean
+from lightning_fedstop.client_data import LocalBatches, client_sizes
 from lightning_fedstop.client_state import ClientStates, Key
 from lightning_fedstop.cohort import Cohort, cohort_size, deal
 from lightning_fedstop.collectives import gather, reduce
@@ -147,7 +148,7 @@ class Server:
         self.seed = seed
         self.call_hook = call_hook
         self.parameters = trainer.parameters
-        self.sizes: list[int] = list(datamodule.client_sizes)
+        self.sizes: list[int] = client_sizes(datamodule)
         self.num_clients = len(self.sizes)
         self.cohort_size = cohort_size(clients_per_round, self.num_clients)
         cohort.check(self.num_clients, self.cohort_size)
@@ -349,7 +350,8 @@ class Server:
 
         def make_batches() -> Iterable[Any]:
             generator = torch_generator(self.seed, "batches", round, index)
-            return cast(Iterable[Any], self.datamodule.client_dataloader(index, generator))
+            given = self.datamodule.client_dataloader(index, generator)
+            return LocalBatches(given, index, type(self.datamodule).__name__)
 
         return Job(client, make_batches, derive_seed(self.seed, "client", round, index))
 

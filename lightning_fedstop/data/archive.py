@@ -93,7 +93,11 @@ class ImageArchive:
         if dtype != np.uint8:
             raise ValueError(f"{where} must be uint8, got {dtype}.")
         if len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3)) or 0 in shape[1:]:
-            reason = " (volumes are not served)" if len(shape) > 3 and shape[3:] not in ((2,), (4,)) else ""
+            reason = ""
+            if len(shape) == 4 and shape[1] in (1, 3):
+                reason = " (channels first: save `images.transpose(0, 2, 3, 1)`)"
+            elif len(shape) > 3 and shape[3:] not in ((2,), (4,)):
+                reason = " (volumes are not served)"
             raise ValueError(f"{where} must have shape (n, H, W), (n, H, W, 1) or (n, H, W, 3), got {shape}{reason}.")
         if not labels[0] or labels[0][0] != shape[0]:
             raise ValueError(f"{where} holds {shape[0]} images, but '{split}_labels' has shape {labels[0]}.")

@@ -77,7 +77,10 @@ class FederatedDataModule(LightningDataModule):
             RuntimeError: before ``setup("fit")``.
         """
         if self._partition is None:
-            raise RuntimeError(f'{type(self).__name__} has no partition yet: call `setup("fit")` first.')
+            raise RuntimeError(
+                f'{type(self).__name__} has no partition yet: call `setup("fit")` first, in which a data module of '
+                f"your own calls `deal`, or override `client_sizes`."
+            )
         return self._partition
 
     @property
@@ -121,7 +124,9 @@ class FederatedDataModule(LightningDataModule):
     def client_dataloader(self, client: int, generator: torch.Generator) -> Iterable[Any]:
         """The batches of one client; each ``iter()`` is one epoch shuffled by ``generator``.
 
-        The short last batch is kept; a client without samples has no batches.
+        The short last batch is kept; a client without samples has no batches. Any iterable of batches will do that can
+        be gone through once for each local epoch; several loaders, in a list or a dict, are combined as a ``Trainer``
+        combines them.
 
         Args:
             client: from 0 to ``num_clients - 1``.

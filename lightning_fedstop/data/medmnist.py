@@ -1,10 +1,12 @@
 """The 2D sets of MedMNIST, from their official files."""
 
+import hashlib
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 
 from lightning_fedstop.data._checks import IntArray, one_of
@@ -20,7 +22,8 @@ class MedMNIST(ArrayDataModule):
     The official files are used: ``{dataset}_{size}.npz``, or ``{dataset}.npz`` at 28 pixels, downloaded and verified by
     the ``medmnist`` package where ``download`` is true, or put into ``root`` by hand. Images are square, with 1 or 3
     channels as the set has them. The ordinal set retinamnist is served as plain classes; the multi-label set chestmnist
-    and the 3D sets are refused.
+    and the 3D sets are refused. A file whose MD5 sum is not the official one is used with a warning: it may be a part
+    of the set that was made on purpose.
 
     Args:
         dataset: the set's name, such as ``"bloodmnist"``.
@@ -98,9 +101,14 @@ class MedMNIST(ArrayDataModule):
         return [str(self.info["label"][str(k)]) for k in range(self.num_classes)]
 
     def prepare_data(self) -> None:
-        """Download the file if that was asked for; otherwise see that it is there."""
+        """Download the file if that was asked for; otherwise see that it is there and the official one."""
         if not self.download:
             self._require_file()
+            if difference := self._difference():
+                rank_zero_warn(
+                    f"'{self.file}' is not the official file: {difference}; unless you made it a part of the set, "
+                    f"{self._advice()}."
+                )
             return
         import medmnist
 
@@ -112,14 +120,21 @@ class MedMNIST(ArrayDataModule):
             files.info, files.root, files.size_flag = self.info, str(self.root), self._suffix
             files.download()
         except Exception as error:
-            state = "is there, but it is not the official one (by MD5 sum), and it" if self.file.is_file() else ""
-            raise RuntimeError(
-                f"'{self.file}' {state or 'is missing and'} could not be downloaded: put {self._by_hand()}."
-            ) from error
+            found = self._difference() if self.file.is_file() else None
+            state = f"is not the official one ({found}), which" if found else "is missing and"
+            raise RuntimeError(f"'{self.file}' {state} could not be downloaded: put {self._by_hand()}.") from error
 
     def _require_file(self) -> None:
         if not self.file.is_file():
-            raise FileNotFoundError(f"'{self.file}' is missing: set `download=True`, or put {self._by_hand()}.")
+            raise FileNotFoundError(f"'{self.file}' is missing: {self._advice()}.")
+
+    def _difference(self) -> str | None:
+        """The MD5 sums of the file and of the official one; ``None`` where they are equal."""
+        found, official = _md5(self.file), self.info[f"MD5{self._suffix}"]
+        return None if found == official else f"its MD5 sum is {found}, not {official}"
+
+    def _advice(self) -> str:
+        return f"set `download=True`, or put {self._by_hand()}"
 
     def _by_hand(self) -> str:
         return f"{self.file.name} from {self.info[f'url{self._suffix}']} into '{self.root}' by hand"
@@ -133,16 +148,35 @@ class MedMNIST(ArrayDataModule):
         """
         if self._archive is None:
             self._require_file()
-            archive = ImageArchive(self.file, self.cache_dir)
+            archive = self._whole_archive()
             found, wanted = (archive.height, archive.width, archive.in_chans), (*[self.image_size] * 2, self.in_chans)
             if found != wanted:
                 raise ValueError(
                     f"'{self.file}' has images of (height, width, channels) {found}, but {self.dataset} at size "
                     f"{self.image_size} has {wanted}."
                 )
-            archive.check(self.num_classes)
             self._archive = archive
         return self._archive.read(split, self.num_classes)
+
+    def _whole_archive(self) -> ImageArchive:
+        """The file as an archive, read through."""
+        try:
+            archive = ImageArchive(self.file, self.cache_dir)
+            archive.check(self.num_classes)
+        except (ValueError, TypeError) as error:
+            if difference := self._difference():
+                reason = str(error).rstrip(".")
+                raise type(error)(f"{reason}; {difference}, that of the official file: {self._advice()}.") from error
+            raise
+        return archive
+
+
+def _md5(path: Path) -> str:
+    digest = hashlib.md5(usedforsecurity=False)
+    with path.open("rb") as file:
+        while chunk := file.read(2**20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _checked_info(dataset: str) -> dict[str, Any]:

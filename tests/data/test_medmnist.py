@@ -1,3 +1,6 @@
+import hashlib
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -134,8 +137,29 @@ def test_a_truncated_file_gets_a_sentence(put):
     root = put()
     file = root / "bloodmnist.npz"
     file.write_bytes(file.read_bytes()[:3000])
-    with pytest.raises(ValueError, match=r"bloodmnist\.npz' cannot be read"):
+    with pytest.raises(ValueError, match=r"bloodmnist\.npz' cannot be read") as caught:
         MedMNIST("bloodmnist", size=28, root=root).setup("fit")
+    message = str(caught.value)
+    found = hashlib.md5(file.read_bytes(), usedforsecurity=False).hexdigest()
+    assert f"its MD5 sum is {found}, not {info['bloodmnist']['MD5']}, that of the official file" in message
+    assert "set `download=True`, or put bloodmnist.npz from https://zenodo.org/" in message
+    assert "\n" not in message
+
+
+def test_a_file_that_is_not_the_official_one_is_told_with_both_sums(put, monkeypatch):
+    root = put("pneumoniamnist", num_classes=2)
+    found = hashlib.md5((root / "pneumoniamnist.npz").read_bytes(), usedforsecurity=False).hexdigest()
+    module = MedMNIST("pneumoniamnist", size=28, root=root, num_clients=4)
+    official = info["pneumoniamnist"]["MD5"]
+    said = f"its MD5 sum is {found}, not {official}; unless you made it a part of the set, set `down"
+    with pytest.warns(UserWarning, match=said):
+        module.prepare_data()
+    module.setup("fit")
+    assert sum(module.client_sizes) == 44
+    monkeypatch.setitem(info["pneumoniamnist"], "MD5", found)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        module.prepare_data()
 
 
 def test_works_in_a_plain_trainer(put, quiet_trainer, linear, tmp_path):

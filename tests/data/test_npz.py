@@ -60,6 +60,11 @@ def image(*shape, dtype=np.uint8):
         ({"train_images": image(40, 6, 5, 3, dtype=np.float32)}, "'train_images' in .* must be uint8, got float32"),
         ({"val_images": image(8, 6, 5, 3, dtype=np.uint16)}, "'val_images' in .* must be uint8, got uint16"),
         ({"train_images": image(40, 6, 5, 4)}, r"must have shape \(n, H, W\).*got \(40, 6, 5, 4\)\."),
+        (
+            {"train_images": image(40, 3, 6, 5)},
+            r"got \(40, 3, 6, 5\) \(channels first: save `images.transpose\(0, 2, 3, 1",
+        ),
+        ({"train_images": image(40, 1, 6, 5)}, r"got \(40, 1, 6, 5\) \(channels first: save"),
         ({"train_images": image(40, 6, 6, 6)}, r"got \(40, 6, 6, 6\) \(volumes are not served\)"),
         ({"train_images": image(40, 30)}, r"must have shape \(n, H, W\)"),
         ({"train_images": image(40, 0, 5, 3)}, r"must have shape \(n, H, W\)"),
