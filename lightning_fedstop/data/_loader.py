@@ -97,20 +97,23 @@ class TrainingLoader:
     def _part(self, samples: IntArray) -> Subset[Any]:
         return Subset(self.dataset, samples.tolist())
 
-    def tell(self) -> None:
-        """Say what dealing changes: how often samples are drawn, and parts that could be clients."""
+    def tell_of_replaced_sampler(self) -> None:
+        """Warn that clients draw samples less or more often than the loader does, if so."""
         if self._replaced:
             rank_zero_warn(
                 f"{self.source} draws with {self._replaced}; each client draws its own samples without replacement "
                 f"instead."
             )
+
+    def tell_of_parts(self) -> None:
+        """Say that the parts of a data set could be clients, if it has any."""
         whole = self.dataset
         while isinstance(whole, Subset):
             whole = whole.dataset
         if isinstance(whole, ConcatDataset) and len(whole.datasets) > 1:
             rank_zero_info(
                 f"{self.source} joins {len(whole.datasets)} data sets, whose samples are mixed before they are dealt; "
-                f"if each is a client, {OWN_CLIENTS}, or give a saved `Partition` as `partition_path`."
+                f"if each is a client, {OWN_CLIENTS}, or a `Skew` of your own that keeps them apart."
             )
 
     def of(self, samples: IntArray, generator: torch.Generator) -> DataLoader[Any]:

@@ -158,9 +158,10 @@ class FederatedDataModule(LightningDataModule):
         skew: Skew | None = None,
         batch_size: int | None = None,
         seed: int | None = None,
+        partition_path: str | Path | None = None,
     ) -> "FederatedDataModule":
         """Deal the training set of any data module to clients; see :class:`Federated`."""
-        return Federated(datamodule, num_clients, skew=skew, batch_size=batch_size, seed=seed)
+        return Federated(datamodule, num_clients, skew, batch_size, seed, partition_path)
 
 
 class Federated(FederatedDataModule):
@@ -258,7 +259,9 @@ class Federated(FederatedDataModule):
         loader = TrainingLoader(self.datamodule.train_dataloader(), source, self._given_batch_size)
         is_new = not loader.draws_from(self._loader)
         if is_new:
-            loader.tell()
+            loader.tell_of_replaced_sampler()
+            if self.partition_path is None and type(self.skew).__module__ == Skew.__module__:
+                loader.tell_of_parts()
             n = len(loader.samples)
             labels = dataset_labels(loader.training_set, by_list=loader.by_list) if self._asks_for_classes(n) else None
             self.deal(labels, n)

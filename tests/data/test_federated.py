@@ -9,7 +9,15 @@ from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
-from lightning_fedstop.data import DirichletSkew, Federated, FederatedDataModule, Iid, PathologicalSkew, QuantitySkew
+from lightning_fedstop.data import (
+    DirichletSkew,
+    Federated,
+    FederatedDataModule,
+    Iid,
+    PathologicalSkew,
+    QuantitySkew,
+    Skew,
+)
 from lightning_fedstop.records.partition_record import read_partition, write_partition
 from lightning_fedstop.seeding import torch_generator
 
@@ -47,6 +55,18 @@ class Own(LightningDataModule):
 class Hooked(Own):
     def on_after_batch_transfer(self, batch, dataloader_idx):
         return batch[0] + 1, batch[1]
+
+
+class ByPart(Skew):
+    """A skew of one's own: each part of a joined data set is a client."""
+
+    needs_labels = False
+
+    def __init__(self, lengths):
+        self.lengths = lengths
+
+    def partition(self, labels, num_clients, seed=0):
+        return np.split(np.arange(len(labels)), np.cumsum(self.lengths)[:-1])
 
 
 def federate(loader, **options):
@@ -159,6 +179,10 @@ def test_parts_that_could_be_clients_are_named(caplog):
     (line,) = [record.getMessage() for record in caplog.records]
     assert "joins 3 data sets" in line
     assert "write a `FederatedDataModule` of your own" in line
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        federate(DataLoader(ConcatDataset(parts), batch_size=2), skew=ByPart([2, 3, 4]), num_clients=3).setup("fit")
+    assert caplog.records == []
     for several in (parts, {"a": DataLoader(parts[0])}, CombinedLoader([DataLoader(part) for part in parts])):
         with pytest.raises(TypeError, match=r"`FederatedDataModule` of your own, whose `client_dataloader` gives"):
             federate(several).setup("fit")
@@ -277,7 +301,7 @@ def test_a_saved_partition_is_used(tmp_path, module):
     loaded = Federated(Own(), num_clients=5, partition_path=path, seed=99)
     loaded.setup("fit")
     np.testing.assert_array_equal(loaded.partition.indices, module.partition.indices)
-    same = Federated(Own(), num_clients=5, skew=DirichletSkew(0.5), partition_path=path)
+    same = FederatedDataModule.from_datamodule(Own(), 5, DirichletSkew(0.5), partition_path=path)
     same.setup("fit")
     with pytest.raises(ValueError, match="has 5 clients, but `num_clients=6`"):
         Federated(Own(), num_clients=6, partition_path=path).setup("fit")
