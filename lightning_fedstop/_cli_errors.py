@@ -6,6 +6,7 @@
 import argparse
 import ast
 import dis
+import inspect
 import re
 from difflib import get_close_matches
 from traceback import walk_tb
@@ -17,6 +18,7 @@ from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_fedstop._cli_names import misformed, resolved, unknown_argument, unknown_class
+from lightning_fedstop.data._checks import other_package
 
 # The wordings of jsonargparse 4.39 and of later versions.
 _KEY = re.compile(r'Parser key "([^"]+)"')
@@ -99,7 +101,9 @@ def _nested(message: str) -> str:
             return f"{where}: '{class_path}' cannot be imported: the module '{match[1]}' has no '{match[2]}'."
         if match := re.search(r"Import path (\S*).*does not correspond to a subclass of (\w+)", line):
             plain = re.findall(r"Given value: ([\w.]+)$", message, re.MULTILINE) or [match[1]]
-            return f"{where}: '{plain[0]}' is not a subclass of {match[2]}."
+            given = resolved(plain[0])
+            hint = other_package(given) if inspect.isclass(given) else ""
+            return f"{where}: '{plain[0]}' is not a subclass of {match[2]}{hint}."
         if (match := re.search(r"Expected a dot import path string: (\S+)", line)) and not _takes_numbers(message):
             return f"{where}: {_unknown_class(match[1], message)}"
         if "Expected an instantiatable class" in line:

@@ -29,6 +29,7 @@ from lightning_fedstop.backends import ClientBackend
 from lightning_fedstop.client_data import client_sizes
 from lightning_fedstop.client_state import ClientStates
 from lightning_fedstop.cohort import Cohort, check_clients_per_round, cohort_size
+from lightning_fedstop.data._checks import other_package
 from lightning_fedstop.methods import FederatedMethod
 from lightning_fedstop.seeding import resolve_seed
 from lightning_fedstop.server import OnNonfinite, Weighting
@@ -90,7 +91,8 @@ def check_arguments(arguments: dict[str, Any]) -> None:
     logger = arguments["logger"]
     for one in logger if isinstance(logger, list | tuple) else [logger]:
         if not (one is None or isinstance(one, bool | Logger)):
-            raise TypeError(f"`logger` must be a Logger, a list of them, a bool or None, got {one!r}.")
+            hint = other_package(type(one))
+            raise TypeError(f"`logger` must be a Logger, a list of them, a bool or None, got {one!r}{hint}.")
     if arguments["seed"] is not None:
         resolve_seed(arguments["seed"])
     stateful = [callback for callback in arguments["callbacks"] if type(callback).state_dict != Callback.state_dict]
@@ -147,9 +149,7 @@ def check_module(module: object, trains: bool = False) -> LightningModule:
         if trains and not is_overridden("training_step", module):
             raise MisconfigurationException(f"{type(module).__name__} needs a `training_step` to be trained.")
         return module
-    hint = ""
-    if any(base.__module__.startswith("pytorch_lightning") for base in type(module).__mro__):
-        hint = "; `pytorch_lightning` is another package: import from `lightning.pytorch` instead"
+    hint = other_package(type(module))
     if isinstance(getattr(module, "_orig_mod", None), LightningModule):  # what `torch.compile` wraps
         hint = "; give the module itself, and compile what its steps call: `module.net = torch.compile(module.net)`"
     raise TypeError(f"`model` must be a `lightning.pytorch.LightningModule`, got {type(module).__name__}{hint}.")
@@ -170,7 +170,8 @@ def check_datamodule(datamodule: object) -> Any:
             f" in a configuration with `data: {{class_path: Federated, init_args: {{datamodule: ...}}}}`."
         )
     raise MisconfigurationException(
-        f"`datamodule` must be a `FederatedDataModule`, which knows its clients, got {type(datamodule).__name__}."
+        f"`datamodule` must be a `FederatedDataModule`, which knows its clients, got {type(datamodule).__name__}"
+        f"{other_package(type(datamodule))}."
     )
 
 
@@ -239,4 +240,5 @@ def _check_choice(arguments: dict[str, Any], name: str, choices: tuple[str, ...]
 
 def _check_class(name: str, value: object, parent: type) -> None:
     if not isinstance(value, parent):
-        raise TypeError(f"`{name}` must be of the class {parent.__module__}.{parent.__name__}, got {value!r}.")
+        hint = other_package(type(value))
+        raise TypeError(f"`{name}` must be of the class {parent.__module__}.{parent.__name__}, got {value!r}{hint}.")

@@ -6,8 +6,9 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
 from lightning_fedstop.arguments import check_module, reorder_callbacks
+from lightning_fedstop.data import FederatedDataModule
 from lightning_fedstop.stopping import TaskVectorEarlyStopping
-from tests.helpers import ToyModule, make_loop
+from tests.helpers import ToyData, ToyModule, make_loop
 
 NAN = float("nan")
 REFUSED = {
@@ -107,6 +108,27 @@ def test_a_learning_rate_monitor_of_steps_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"LearningRateMonitor.*logs? nothing .* give it logging_interval='epoch'"):
         make_loop(tmp_path, LearningRateMonitor(logging_interval="step"))
     make_loop(tmp_path, LearningRateMonitor())
+
+
+def of_the_other_package():
+    twin = type("Twin", (), {"__module__": "pytorch_lightning.core"})
+    return type("Mine", (twin,), {})()
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda mine, path: make_loop(path).fit(mine, ToyData()),
+        lambda mine, path: make_loop(path).fit(ToyModule(), mine),
+        lambda mine, path: FederatedDataModule.from_datamodule(mine, num_clients=2),
+        lambda mine, path: make_loop(path, mine),
+        lambda mine, path: make_loop(path, logger=mine),
+        lambda mine, path: make_loop(path, logger=[mine]),
+    ],
+)
+def test_whatever_comes_from_the_other_package_is_refused_with_its_name(tmp_path, take):
+    with pytest.raises((TypeError, MisconfigurationException), match="`pytorch_lightning` is another package: import"):
+        take(of_the_other_package(), tmp_path)
 
 
 def test_a_module_without_a_training_step_is_evaluated_but_not_trained():

@@ -3,6 +3,7 @@ import pytest
 from lightning_fedstop._cli_errors import explain, sentence_of
 from lightning_fedstop._cli_fit import FedStopParser
 from lightning_fedstop.cli import main
+from tests import cli_classes
 from tests.cli_tools import CONF, TINY, USER, refusal
 
 
@@ -128,6 +129,13 @@ def parser():
     built = FedStopParser(exit_on_error=False)
     built.add_argument("--trainer.max_rounds", type=int)
     return built
+
+
+def test_a_class_of_the_other_package_is_refused_with_its_name(root, capsys, monkeypatch):
+    monkeypatch.setattr(cli_classes, "Twin", type("Twin", (), {"__module__": "pytorch_lightning.core"}), raising=False)
+    for key, kind in (("model", "LightningModule"), ("data", "LightningDataModule"), ("trainer.callbacks", "Callback")):
+        sentence = refusal(capsys, "fit", *TINY, f"--{key}", USER + "Twin")
+        assert sentence.startswith(f"{key}: '{USER}Twin' is not a subclass of {kind}; `pytorch_lightning` is another p")
 
 
 UNION = """Parser key "data":

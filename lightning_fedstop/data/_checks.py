@@ -45,3 +45,14 @@ def label_vector(labels: Any, where: str = "`labels`") -> IntArray:
     if array.dtype == np.uint64 and len(array) and array.max() > np.iinfo(np.int64).max:
         raise ValueError(f"{where} must be class numbers below 2**63, got {array.max()}.")
     return array.astype(np.int64)
+
+
+def other_package(kind: type) -> str:
+    """A hint for a class of ``pytorch_lightning``, whose names are those of ``lightning.pytorch``; empty for any other.
+
+    >>> other_package(dict)
+    ''
+    """
+    if any(base.__module__.partition(".")[0] == "pytorch_lightning" for base in kind.__mro__):
+        return "; `pytorch_lightning` is another package: import from `lightning.pytorch` instead"
+    return ""

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-from lightning_fedstop.data._checks import IntArray, whole_number
+from lightning_fedstop.data._checks import IntArray, other_package, whole_number
 from lightning_fedstop.data._classes import class_numbers, known_number
 from lightning_fedstop.data._config import as_skew, plain
 from lightning_fedstop.data._labels import dataset_labels
@@ -208,10 +208,9 @@ class Federated(FederatedDataModule):
         partition_path: str | Path | None = None,
     ) -> None:
         if not isinstance(datamodule, LightningDataModule):
-            raise TypeError(
-                f"`datamodule` must be a LightningDataModule, got {type(datamodule).__name__}: where each of several "
-                f"data sets is a client, {OWN_CLIENTS}."
-            )
+            kind = type(datamodule)
+            hint = other_package(kind) or f": where each of several data sets is a client, {OWN_CLIENTS}"
+            raise TypeError(f"`datamodule` must be a LightningDataModule, got {kind.__name__}{hint}.")
         self.datamodule = datamodule
         super().__init__(num_clients, skew, seed, partition_path)
         self._given_batch_size = None if batch_size is None else whole_number("batch_size", batch_size, 1)
