@@ -60,7 +60,7 @@ def _classes(values: Any, dataset: Any) -> NDArray[Any] | None:
         ids = class_ids(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
     except (ValueError, TypeError, RuntimeError):
         return None
-    return ids if len(ids) == len(dataset) else None
+    return ids if isinstance(dataset, Sized) and len(ids) == len(dataset) else None
 
 
 def _from_items(dataset: Any, by_list: bool) -> NDArray[Any] | None:

@@ -1,5 +1,6 @@
 """A user's training loader: which samples it draws, and the loader of some of them that makes batches as it does."""
 
+from collections.abc import Sized
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,10 @@ class TrainingLoader:
         self._loader = loader
         self.source = source
         self.dataset: Dataset[Any] = loader.dataset
-        self.samples = _items_drawn(sampler, len(loader.dataset), source)
+        # A data set without a length can be drawn from by those samplers that name its items.
+        size = len(loader.dataset) if isinstance(loader.dataset, Sized) else None
+        self.samples = _items_drawn(sampler, size, source)
+        self._is_whole = len(self.samples) == size
         self.batch_size = batch_size or (drawer.batch_size if in_batches else None)
         self.drop_last = bool(in_batches and drawer.drop_last)
         self.by_list = in_batches and loader.batch_sampler is None
@@ -92,7 +96,7 @@ class TrainingLoader:
     @property
     def training_set(self) -> Dataset[Any]:
         """The n samples that can be drawn."""
-        return self.dataset if len(self.samples) == len(self.dataset) else self._part(self.samples)  # type: ignore[arg-type]
+        return self.dataset if self._is_whole else self._part(self.samples)
 
     def _part(self, samples: IntArray) -> Subset[Any]:
         return Subset(self.dataset, samples.tolist())
@@ -154,8 +158,8 @@ def _iterates_as(value: Any, kind: type) -> bool:
     return isinstance(value, kind) and type(value).__iter__ is kind.__iter__  # type: ignore[attr-defined]
 
 
-def _items_drawn(sampler: Any, size: int, source: str) -> IntArray:
-    """The items of a data set of ``size`` that a sampler can draw, in ascending order.
+def _items_drawn(sampler: Any, size: int | None, source: str) -> IntArray:
+    """The items of a data set of ``size`` (``None``: unknown) that a sampler can draw, in ascending order.
 
     Raises:
         TypeError: if that cannot be known.
@@ -177,7 +181,7 @@ def _items_drawn(sampler: Any, size: int, source: str) -> IntArray:
             f"training samples into a torch `Subset`, and leave the sampler out."
         )
     items = np.unique(items).astype(np.int64)
-    if len(items) and (items[0] < 0 or items[-1] >= size):
+    if size is not None and len(items) and (items[0] < 0 or items[-1] >= size):
         raise ValueError(
             f"{source} draws the items {items[0]} to {items[-1]} of a data set that has {size}, counted from 0."
         )

@@ -236,3 +236,32 @@ def test_what_is_kept_is_that_of_the_loader(by_list):
     assert found.pop("multiprocessing_context").get_start_method() == given.pop("multiprocessing_context")
     assert found == given
     assert loader.generator is generator
+
+
+class Endless(Dataset):
+    """A data set without a length, of which a sampler names the items."""
+
+    targets = (0, 1)
+
+    def __getitem__(self, index):
+        return torch.tensor(float(index)), index % 2
+
+
+def test_a_data_set_without_a_length_is_dealt_where_the_sampler_names_its_items():
+    module = federate(DataLoader(Endless(), batch_size=4, sampler=SubsetRandomSampler(CHOSEN)), skew=DirichletSkew(1.0))
+    assert dealt(module) == sorted(CHOSEN)
+    assert module.train_labels.tolist() == [k % 2 for k in sorted(CHOSEN)]
+
+
+@pytest.mark.parametrize("by_list", [False, True])
+def test_workers_that_persist_go_through_every_epoch(by_list):
+    sampler = BatchSampler(RandomSampler(DATA), 3, False)
+    drawer = {"sampler": sampler, "batch_size": None} if by_list else {"batch_sampler": sampler}
+    module = federate(DataLoader(DATA, **drawer, num_workers=1, persistent_workers=True))
+    loader = module.client_dataloader(1, torch.Generator().manual_seed(5))
+    epochs = [[batch[0].tolist() for batch in loader] for _ in range(3)]
+    assert [[len(batch) for batch in epoch] for epoch in epochs] == [[3, 3, 3, 1]] * 3
+    assert [sorted(x for batch in epoch for x in batch) for epoch in epochs] == [
+        sorted(module.partition[1].tolist())
+    ] * 3
+    assert epochs[0] != epochs[1]
