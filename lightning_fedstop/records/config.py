@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 HEADER = (
@@ -38,6 +39,8 @@ def constructor_arguments(owner: object) -> dict[str, Any]:
     >>> constructor_arguments(DirichletSkew(0.3))["concentration"]
     0.3
     """
+    if not hasattr(owner, "__dict__"):  # keeps nothing under a name, as an array does
+        return {}
     try:
         parameters = inspect.signature(type(owner)).parameters.values()
     except (ValueError, TypeError):  # classes written in C
@@ -69,6 +72,8 @@ def described(value: Any) -> Any:
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
             return kind(value)
+    if isinstance(value, np.generic):
+        return described(value.item())
     if isinstance(value, Mapping):
         return {str(key): described(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

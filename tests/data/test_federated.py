@@ -20,6 +20,7 @@ from lightning_fedstop.data import (
 )
 from lightning_fedstop.records.partition_record import read_partition, write_partition
 from lightning_fedstop.seeding import torch_generator
+from tests.helpers import fit
 
 
 class Own(LightningDataModule):
@@ -190,6 +191,15 @@ def test_parts_that_could_be_clients_are_named(caplog):
         TypeError, match=r"must be a LightningDataModule, got list: .*`FederatedDataModule` of your own"
     ):
         Federated(parts)
+
+
+def test_a_skew_of_ones_own_that_holds_an_array_trains_and_is_recorded(tmp_path):
+    data = TensorDataset(torch.randn(9, 4), torch.arange(9) % 2)
+    own = LightningDataModule()
+    own.train_dataloader = lambda: DataLoader(data, batch_size=2)
+    loop, _ = fit(tmp_path, data=Federated(own, 3, ByPart(np.array([2, 3, 4]))), max_rounds=1)
+    assert read_partition(loop.log_dir).sizes == [2, 3, 4]
+    assert "ByPart" in (tmp_path / "lightning_logs" / "version_0" / "config.yaml").read_text()
 
 
 def test_another_split_of_the_same_data_is_dealt_again():

@@ -1,6 +1,7 @@
 import inspect
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -44,6 +45,8 @@ def test_a_run_built_in_python_describes_itself(tmp_path):
             {"class_path": "lightning_fedstop.data.skew.DirichletSkew", "init_args": {"concentration": 0.5}},
         ),
         (object(), {"class_path": "builtins.object"}),
+        (np.arange(3), {"class_path": "numpy.ndarray"}),
+        ([np.int64(3), np.float32(0.5), np.bool_(True), np.str_("x")], [3, 0.5, True, "x"]),
     ],
 )
 def test_values_become_plain(tmp_path, value, written):
