@@ -328,6 +328,24 @@ def test_commands_that_do_not_train_load_neither_torch_nor_lightning():
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, capture_output=True)
 
 
+@pytest.mark.parametrize(
+    ("args", "code", "lines"),
+    [
+        (["fit", "--help"], 0, []),
+        (["fit", "--nothing"], 2, ["fedstop fit: error: "]),
+        (["partition", *TINY, "--trainer.default_root_dir", "{}"], 0, []),
+    ],
+)
+def test_a_process_ends_without_lines_of_others_on_stderr(tmp_path, args, code, lines):
+    """Such as those of nanobind about leaked functions."""
+    command = [sys.executable, "-m", "lightning_fedstop", *(arg.format(tmp_path) for arg in args)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == code
+    said = [line for line in done.stderr.splitlines() if line != "Seed set to 0"]
+    assert len(said) == len(lines), said
+    assert all(line.startswith(start) for line, start in zip(said, lines, strict=True))
+
+
 def test_unknown_command(capsys):
     sentence = refusal(capsys, "fitt")
     known = ", ".join([*TRAINING_COMMANDS, *OTHER_COMMANDS])
