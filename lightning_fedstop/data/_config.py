@@ -6,6 +6,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lightning_fedstop.data.skew import Iid, Skew
 
 
@@ -34,5 +36,9 @@ def as_skew(value: Skew | Mapping[str, Any] | None) -> Skew:
 def plain(value: Any) -> Any:
     """A hyperparameter as a checkpoint that loads with ``weights_only=True`` may hold it."""
     if isinstance(value, Skew):
-        return value.as_config()
+        config = value.as_config()
+        # A skew of one's own may hold an array, such as the site of each sample.
+        return config | {"init_args": {name: plain(argument) for name, argument in config["init_args"].items()}}
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
     return str(value) if isinstance(value, Path) else value

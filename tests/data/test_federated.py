@@ -20,7 +20,7 @@ from lightning_fedstop.data import (
 )
 from lightning_fedstop.records.partition_record import read_partition, write_partition
 from lightning_fedstop.seeding import torch_generator
-from tests.helpers import fit
+from tests.helpers import ToyModule, bits, fit, same
 
 
 class Own(LightningDataModule):
@@ -199,6 +199,10 @@ def test_a_skew_of_ones_own_that_holds_an_array_trains_and_is_recorded(tmp_path)
     own.train_dataloader = lambda: DataLoader(data, batch_size=2)
     loop, _ = fit(tmp_path, data=Federated(own, 3, ByPart(np.array([2, 3, 4]))), max_rounds=1)
     assert read_partition(loop.log_dir).sizes == [2, 3, 4]
+    module = ToyModule.load_from_checkpoint(loop.summary["checkpoint"], weights_only=True)
+    assert same(bits(module), bits(loop.module))
+    checkpoint = torch.load(loop.summary["checkpoint"], weights_only=True)
+    assert checkpoint["datamodule_hyper_parameters"]["skew"]["init_args"] == {"lengths": [2, 3, 4]}
     assert "ByPart" in (tmp_path / "lightning_logs" / "version_0" / "config.yaml").read_text()
 
 
