@@ -40,12 +40,15 @@ class LocalBatches:
         client: whose they are.
         source: the data module's class, for messages.
 
+    Attributes:
+        given: the same, as it was given.
+
     Raises:
         TypeError: if ``given`` is nothing that gives batches.
     """
 
     def __init__(self, given: Any, client: int, source: str) -> None:
-        self.client, self.source = client, source
+        self.client, self.source, self.given = client, source, given
         parts = list(given.values()) if isinstance(given, Mapping) else given
         if isinstance(parts, list | tuple) and any(isinstance(part, DataLoader) for part in parts):
             given = CombinedLoader(given, "max_size_cycle")
@@ -60,7 +63,8 @@ class LocalBatches:
     def __len__(self) -> int:
         """Batches of an epoch, where the loader knows them."""
         if isinstance(self._batches, CombinedLoader):
-            iter(self._batches)  # has no length before
+            # Its own length needs an iterator, which draws from the loaders' generators.
+            return max(len(loader) for loader in self._batches.flattened)
         return len(self._batches)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:

@@ -1,6 +1,5 @@
 """Evaluation during a fit, after it, and on its own."""
 
-from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -11,11 +10,12 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_fedstop.collectives import gather, reduce
-from lightning_fedstop.evaluation import Evaluation, Evaluator, loaders_of
+from lightning_fedstop.evaluation import Evaluation, Evaluator, as_loaders, given_loaders
 from lightning_fedstop.hooks import Hooks
 from lightning_fedstop.records.summary import print_metrics
 from lightning_fedstop.results import ResultCollector, Results
 from lightning_fedstop.saving import Saving
+from lightning_fedstop.step_io import local_progress
 from lightning_fedstop.transfer import BatchTransfer
 
 
@@ -29,6 +29,15 @@ class Evaluating(Saving):
     limit_test_batches: int | float | None
     _loaded: dict[str, Any] | None
 
+    @property
+    def train_dataloader(self) -> Any:
+        """The loader of the client that is trained; otherwise the data module's, of all clients' data."""
+        if (progress := local_progress.get()) is not None:
+            return getattr(progress.batches, "given", progress.batches)
+        if self.state.fn == TrainerFn.FITTING and self._train_dataloader is None:
+            self._train_dataloader = given_loaders("train_dataloader", self.datamodule, self.lightning_module)
+        return self._train_dataloader
+
     def _running(self, *arguments: Any) -> AbstractContextManager[None]:
         raise NotImplementedError
 
@@ -37,16 +46,17 @@ class Evaluating(Saving):
         is_test = stage == RunningStage.TESTING
         name, limit = ("test", self.limit_test_batches) if is_test else ("validation", self.limit_val_batches)
         evaluator = Evaluator(self.module, self.fabric, self.transfer, self.collector, self.hooks, name, limit)
-        loaders: list[Iterable[Any]] = []
+        given = None
         if evaluator.is_wanted and every is not None:
             if is_test and self.state.fn == TrainerFn.FITTING:
                 self.datamodule.setup("test")
-            loaders = loaders_of(f"{stage.dataloader_prefix}_dataloader", self.datamodule, self.module)
+            given = given_loaders(f"{stage.dataloader_prefix}_dataloader", self.datamodule, self.module)
+        loaders = as_loaders(given)
         counts = evaluator.num_batches(loaders)
         if is_test:
-            self.num_test_batches = counts
+            self.num_test_batches, self.test_dataloaders = counts, given
         else:
-            self.num_val_batches = counts
+            self.num_val_batches, self.val_dataloaders = counts, given
         return Evaluation(stage, evaluator, loaders, every)
 
     def _evaluate(self, evaluation: Evaluation) -> dict[str, float]:
@@ -81,6 +91,7 @@ class Evaluating(Saving):
         with self._running(fn, stage, stage.value, model, datamodule, ckpt_path):
             self._load(self._loaded)
             self.num_val_batches, self.num_test_batches = [], []
+            self.val_dataloaders = self.test_dataloaders = None
             evaluation = self._evaluation(stage)
             if not evaluation.loaders:
                 raise MisconfigurationException(

@@ -29,13 +29,13 @@ def as_loaders(loaders: Any) -> list[Iterable[Any]]:
     return [loaders]
 
 
-def loaders_of(name: str, *owners: Any) -> list[Iterable[Any]]:
-    """The loaders of the first owner, data module or module, that defines ``name``; none of them if no one does."""
+def given_loaders(name: str, *owners: Any) -> Any:
+    """What the first owner, data module or module, gives that defines ``name``; ``None`` if no one does."""
     for owner in owners:
         parent = LightningModule if isinstance(owner, LightningModule) else LightningDataModule
         if owner is not None and is_overridden(name, owner, parent=parent):
-            return as_loaders(getattr(owner, name)())
-    return []
+            return getattr(owner, name)()
+    return None
 
 
 class Evaluator:

@@ -104,6 +104,7 @@ class Lifecycle(Evaluating):
         self.collector = ResultCollector(module)
         self.parameters: FlatParameters | None = None
         self.callback_metrics, self.progress_bar_metrics = {}, {}
+        self._train_dataloader = None
         self._start_row({})
         try:
             with self.signals, watched_parent():

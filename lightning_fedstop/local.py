@@ -27,7 +27,7 @@ from lightning_fedstop.results import ResultCollector
 from lightning_fedstop.running_statistics import frozen_statistics
 from lightning_fedstop.seeding import seeded
 from lightning_fedstop.solver import LocalSolver
-from lightning_fedstop.step_io import limited, loss_of, told
+from lightning_fedstop.step_io import LocalProgress, limited, local_progress, loss_of, told
 from lightning_fedstop.transfer import BatchTransfer
 
 CallHook = Callable[..., list[Any]]
@@ -121,6 +121,7 @@ class LocalTrainer:
     def _start(self, job: Job, load_global: Callable[[], None]) -> Iterable[Any]:
         with naming_client(job.client):
             batches = job.make_batches()
+            local_progress.set(LocalProgress(batches, self.limit_train_batches))
             load_global()
             self.start_client(job.client)
             self.call_hook("on_client_start", job.client.index)
@@ -142,6 +143,7 @@ class LocalTrainer:
 
     def take_steps(self, client: Client, batches: Iterable[Any]) -> int:
         """Take a started client's local steps, after which the module holds its local model; gives their number."""
+        local_progress.set(LocalProgress(batches, self.limit_train_batches))
         self._prepare(client, batches)
         steps = self._step_through(client, batches)
         self.collector.start_batch(None)
@@ -189,8 +191,11 @@ class LocalTrainer:
 
     def _epochs(self, batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """A client's batches on the device, all local epochs of them, each with its number in its epoch."""
+        progress = local_progress.get()
         for _ in range(self.local_epochs):
             for batch_idx, batch in self.epoch(batches):
+                if progress is not None:
+                    progress.batch_idx = batch_idx
                 answers = self.call_hook("on_train_batch_start", batch, batch_idx)
                 if any(isinstance(answer, int) and answer == -1 for answer in answers):
                     break

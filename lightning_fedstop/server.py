@@ -23,6 +23,7 @@ from lightning_fedstop.methods.base import Client, FederatedMethod, Federation
 from lightning_fedstop.parameters import is_finite
 from lightning_fedstop.seeding import derive_seed, torch_generator
 from lightning_fedstop.state_mean import StateMean
+from lightning_fedstop.step_io import local_progress
 
 Weighting = Literal["uniform", "samples"]
 OnNonfinite = Literal["stop", "drop", "keep"]
@@ -371,6 +372,7 @@ class Server:
             state.add(client.weight)
             self.method.finish(client, update.delta, update.steps)
         self.call_hook("on_client_end", client.index)
+        local_progress.set(None)
         return finite
 
     def _aggregate(self, report: RoundReport, mean: RunningMean, state: StateMean) -> None:
@@ -401,6 +403,7 @@ class Server:
 
     def abandon_round(self) -> None:
         """Put the global model back into the module if a round was broken off."""
+        local_progress.set(None)
         if self._state is not None:
             self.states.discard()
             self._state.reset()

@@ -7,23 +7,25 @@ loop unmodified. One round is one training epoch; one server update is one globa
 import math
 import os
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins import Precision
-from lightning.fabric.strategies import Strategy
+from lightning.fabric.strategies import ParallelStrategy, Strategy
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
 from lightning.pytorch.utilities.enums import GradClipAlgorithmType
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_fedstop.parameters import norm
 from lightning_fedstop.solver import LocalSolver
+from lightning_fedstop.step_io import local_progress
 
 
 class StrategyInterface:
@@ -111,6 +113,9 @@ class TrainerInterface:
         self.num_training_batches: int | float = math.inf
         self.num_val_batches: list[int | float] = []
         self.num_test_batches: list[int | float] = []
+        self.val_dataloaders: Any = None
+        self.test_dataloaders: Any = None
+        self._train_dataloader: Any = None
         self.ckpt_path: str | None = None
         self.callback_metrics: dict[str, Tensor] = {}
         self.logged_metrics: dict[str, Tensor] = {}
@@ -122,10 +127,14 @@ class TrainerInterface:
     val_check_interval = 1.0
     accumulate_grad_batches = 1
     gradient_clip_algorithm = None
+    min_steps = None
     max_steps = -1
     max_time = None
     log_every_n_steps = 1
     reload_dataloaders_every_n_epochs = 0
+    num_sanity_val_steps = 0
+    overfit_batches = 0.0
+    predict_dataloaders = None
     profiler = None
     _results = None  # what Lightning's own `log` asks for where nothing may be logged
     _logger_connector = SimpleNamespace(should_update_logs=False, _current_fx=None)
@@ -158,14 +167,32 @@ class TrainerInterface:
 
     @property
     def fit_loop(self) -> SimpleNamespace:
-        progress = SimpleNamespace(is_last_batch=False)
+        progress = local_progress.get()
         epoch_loop = SimpleNamespace(
-            batch_progress=progress,
+            batch_idx=-1 if progress is None else progress.batch_idx,
+            batch_progress=SimpleNamespace(is_last_batch=self.is_last_batch),
             val_loop=SimpleNamespace(_has_run=bool(self.num_val_batches)),
             _batches_that_stepped=self.global_step,
             global_step=self.global_step,
         )
         return SimpleNamespace(max_epochs=self.max_rounds, min_epochs=self.min_rounds, epoch_loop=epoch_loop)
+
+    @property
+    def is_last_batch(self) -> bool:
+        progress = local_progress.get()
+        return progress is not None and progress.is_last_batch
+
+    @property
+    def num_sanity_val_batches(self) -> list[int | float]:
+        return [0] * len(self.num_val_batches)
+
+    @property
+    def num_predict_batches(self) -> list[int | float]:
+        return []
+
+    @property
+    def enable_validation(self) -> bool:
+        return bool(self.num_val_batches)
 
     @property
     def model(self) -> LightningModule | None:
@@ -184,6 +211,10 @@ class TrainerInterface:
         return PrecisionInterface(self.fabric.strategy.precision)
 
     @property
+    def scaler(self) -> Any:
+        return getattr(self.fabric.strategy.precision, "scaler", None)
+
+    @property
     def precision(self) -> Any:
         return self.fabric.strategy.precision.precision
 
@@ -198,6 +229,12 @@ class TrainerInterface:
     @property
     def num_devices(self) -> int:
         return max(1, self.world_size // self.num_nodes)
+
+    @property
+    def device_ids(self) -> list[int]:
+        strategy = self.fabric.strategy
+        devices = strategy.parallel_devices if isinstance(strategy, ParallelStrategy) else [strategy.root_device]
+        return [device.index or number for number, device in enumerate(devices or [])]
 
     @property
     def num_nodes(self) -> int:
@@ -270,6 +307,17 @@ class TrainerInterface:
     @property
     def progress_bar_callback(self) -> ProgressBar | None:
         return next((callback for callback in self.callbacks if isinstance(callback, ProgressBar)), None)
+
+    def predict(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: predictions are a ``Trainer``'s.
+
+        Raises:
+            MisconfigurationException: always.
+        """
+        raise MisconfigurationException(
+            f"{type(self).__name__} does not predict: use `lightning.pytorch.Trainer().predict(model, ...)`, for which"
+            " the module is an ordinary one after `fit`."
+        )
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print on the first process only."""

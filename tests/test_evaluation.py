@@ -5,7 +5,7 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from lightning_fedstop.evaluation import Evaluator, as_loaders, loaders_of
+from lightning_fedstop.evaluation import Evaluator, as_loaders, given_loaders
 from tests.helpers import ToyData, ToyModule, fit, make_loop
 
 
@@ -17,7 +17,7 @@ def test_as_loaders(given, listed):
     assert as_loaders(given) == listed
 
 
-def test_loaders_of_the_first_owner_that_defines_them():
+def test_given_loaders_of_the_first_owner_that_defines_them():
     class Owns(ToyModule):
         def val_dataloader(self):
             return [1]
@@ -26,9 +26,9 @@ def test_loaders_of_the_first_owner_that_defines_them():
         def val_dataloader(self):
             return [2]
 
-    assert loaders_of("val_dataloader", LightningDataModule(), Owns()) == [1]
-    assert loaders_of("val_dataloader", Duck(), Owns()) == [2]
-    assert loaders_of("val_dataloader", None, ToyModule()) == []
+    assert given_loaders("val_dataloader", LightningDataModule(), Owns()) == [1]
+    assert given_loaders("val_dataloader", Duck(), Owns()) == [2]
+    assert given_loaders("val_dataloader", None, ToyModule()) is None
 
 
 class Unsized(IterableDataset):
