@@ -182,6 +182,10 @@ def _parts(vector: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
     Each has a storage of its own, over its part of the vector's. Views would have the whole one, which ``torch.save``
     writes in full for any of them, and ``safetensors`` refuses.
     """
+    if vector.device.type not in ("cpu", "cuda"):
+        # Elsewhere an address plus an offset may be no address: on MPS it is that of an object.
+        sizes = [shape.numel() for shape in shapes]
+        return [part.view(shape) for part, shape in zip(torch.split(vector, sizes), shapes, strict=True)]
     storage, size = vector.untyped_storage(), vector.element_size()
     ends = list(accumulate((shape.numel() for shape in shapes), initial=0))
     return [

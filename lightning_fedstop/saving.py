@@ -49,6 +49,7 @@ _ENTRIES = (
     "client_states",
     "solver",
     "loss_scales",
+    "unsaved_state",
     "log_dir",
 )
 
@@ -167,6 +168,7 @@ class Saving(Recording):
             **where,
             "solver": server.trainer.solver.state_dict(),
             "loss_scales": server.loss_scales(),
+            "unsaved_state": server.unsaved_state(),
             "settings": self._settings,
             "other_settings": {name: getattr(self, name, None) for name in OTHER_ARGUMENTS},
             "log_dir": self.log_dir,
@@ -237,6 +239,7 @@ class Saving(Recording):
         server.load_states(state["client_states"])
         server.trainer.solver.load_state_dict(state["solver"])
         server.trainer.loss_scale.load_state_dicts(state["loss_scales"], self.global_rank)
+        server.load_unsaved_state(state["unsaved_state"])
         self.callback_metrics = {name: torch.tensor(value) for name, value in state["metrics"].items()}
         self.global_step, self.pending = state["round"], state["pending"]
         self.current_epoch = self.global_step - self.pending

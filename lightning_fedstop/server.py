@@ -20,6 +20,7 @@ from lightning_fedstop.distance import DistanceFromStart
 from lightning_fedstop.job import Job, LocalUpdate
 from lightning_fedstop.local import CallHook, LocalTrainer
 from lightning_fedstop.methods.base import Client, FederatedMethod, Federation
+from lightning_fedstop.module_state import overwrite, untrained_tensors
 from lightning_fedstop.parameters import is_finite
 from lightning_fedstop.seeding import derive_seed, torch_generator
 from lightning_fedstop.state_mean import StateMean
@@ -159,6 +160,7 @@ class Server:
         self.distance = DistanceFromStart(start_device)
         self.has_taken = False
         self._state: StateMean | None = None
+        self._moved: set[str] = set()
         self.states = states
         self._trained_on: dict[int, int] = {}
         states.open(self.theta, folder)
@@ -343,6 +345,19 @@ class Server:
         self.states.load_state_dict(state_dict if self.fabric.is_global_zero else {})
         self._trained_on = {client: 0 for vectors in state_dict.values() for client in vectors}
 
+    def unsaved_state(self) -> dict[str, Tensor]:
+        """The state that training changes and the module's ``state_dict`` lacks, such as non-persistent buffers."""
+        names = self._moved - self.trainer.module.state_dict().keys()
+        held = untrained_tensors(self.trainer.module, self.parameters.parameters)
+        return {name: tensor.detach().clone() for name, *_, tensor in held if name in names}
+
+    def load_unsaved_state(self, state: dict[str, Tensor]) -> None:
+        """Take back what :meth:`unsaved_state` gave."""
+        self._moved.update(state)
+        for name, *_, tensor in untrained_tensors(self.trainer.module, self.parameters.parameters):
+            if name in state:
+                overwrite(tensor, state[name].to(tensor.device))
+
     def _job(self, round: int, index: int, start: Tensor) -> Job:
         """One client's part in the round."""
         size, solver = self.sizes[index], self.trainer.solver
@@ -390,7 +405,7 @@ class Server:
         # At a learning rate of 0 the model stays, though the mean dual of FedDyn would still move it.
         moves = self.trainer.solver.moves or bool(mean_delta.any())
         self.set_theta(theta if moves else self.theta)
-        state.write(self.reduce)
+        self._moved.update(state.write(self.reduce))
 
     @contextmanager
     def holding_theta(self) -> Iterator[None]:

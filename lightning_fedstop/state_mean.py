@@ -50,17 +50,22 @@ class StateMean:
             total.add(_numbers(changed.get(name, self.start.values[name])), weight)
         self._weight += weight
 
-    def write(self, reduce: Reduce = reduce_alone) -> None:
+    def write(self, reduce: Reduce = reduce_alone) -> list[str]:
         """Write the mean over the clients of all processes into the module.
+
+        Returns:
+            The names of the tensors that have changed.
 
         Raises:
             ValueError: naming a tensor that training has added to the module.
         """
         self.start.check_names()
         self.reset()
-        for name in self._moved(reduce):
+        moved = list(self._moved(reduce))
+        for name in moved:
             mean = self._sum(name).compute(reduce)
             self.start.put(name, torch.view_as_complex(mean) if self.start.values[name].is_complex() else mean)
+        return moved
 
     def _moved(self, reduce: Reduce) -> Iterator[str]:
         """The tensors that a client of any process has changed."""

@@ -11,10 +11,11 @@ from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_fedstop.client_state import ClientStates
-from lightning_fedstop.methods import SCAFFOLD, FedAvg, FedLESAM, FedWMSAM
+from lightning_fedstop.methods import SCAFFOLD, FedAvg, FedLESAM, FedSAM, FedWMSAM
 from lightning_fedstop.stopping import TaskVectorEarlyStopping
 from tests.helpers import ToyData, ToyModule, make_loop
 from tests.test_loss_scale import Large, float16_loop
+from tests.test_state_mean import Teacher
 
 
 class Logs(ToyModule):
@@ -64,6 +65,7 @@ CASES = {
     "one client": lambda: (Logs(), FedAvg(), [], {"clients_per_round": 1, "max_rounds": 2}),
     "noise": lambda: (Logs(), FedAvg(), [Noise(), TaskVectorEarlyStopping(1e-9, 9)], {"max_rounds": 2}),
     "diverging": lambda: (diverging(), FedAvg(), [], {}),
+    "teacher": lambda: (Teacher().float(), FedSAM(0.1), [], {"max_rounds": 3, "weighting": "samples"}),
     "stacked": lambda: (ToyModule(), SCAFFOLD(), [], {"client_backend": "stacked"}),
 }
 

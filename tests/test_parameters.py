@@ -8,7 +8,7 @@ from safetensors.torch import load_model, save_file, save_model
 from torch import nn
 
 from lightning_fedstop import parameters
-from lightning_fedstop.parameters import FlatParameters, is_finite, norm
+from lightning_fedstop.parameters import FlatParameters, _parts, is_finite, norm
 
 
 def net():
@@ -32,6 +32,11 @@ def test_every_parameter_has_a_storage_of_its_own(tmp_path):
     assert torch.equal(nn.utils.parameters_to_vector(other.parameters()), flat.vector)
     module.state_dict()["0.weight"].fill_(7.0)  # which aliases the module, as that of any
     assert torch.equal(flat.vector[:6], torch.full((6,), 7.0))
+
+
+def test_parts_of_a_vector_are_views_where_an_address_is_none():
+    parts = _parts(torch.zeros(5, device="meta"), [torch.Size([2, 2]), torch.Size([1])])
+    assert [(part.shape, part.storage_offset()) for part in parts] == [((2, 2), 0), ((1,), 4)]
 
 
 def test_tied_and_empty_parameters_are_saved_as_those_of_any_module(tmp_path):

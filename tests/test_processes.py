@@ -60,7 +60,7 @@ def test_each_process_stacks_its_hand(runs):
 
 
 @pytest.mark.parametrize(
-    "name", ["fedavg", "scaffold", "fedlesam", "fedwmsam", "one client", "noise", "diverging", "resumed"]
+    "name", ["fedavg", "scaffold", "fedlesam", "fedwmsam", "one client", "noise", "diverging", "teacher", "resumed"]
 )
 def test_processes_do_not_change_the_bits(runs, name):
     one, two = load(runs[0], name)
