@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure import print_table
-from lightning_fedstop.parameters import norm
+from lightning_fedstop.core.parameters import norm
 
 WAYS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "plain": torch.linalg.vector_norm,

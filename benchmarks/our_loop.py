@@ -20,9 +20,9 @@ from torch.nn import functional as F
 
 from benchmarks.bare_loop import build_model, load_batch
 from lightning_fedstop import methods
-from lightning_fedstop.cohort import ScheduledCohort
 from lightning_fedstop.data.arrays import ArrayDataModule
-from lightning_fedstop.loop import FederatedLoop
+from lightning_fedstop.federation.cohort import ScheduledCohort
+from lightning_fedstop.loop.federated_loop import FederatedLoop
 from lightning_fedstop.models._matmul import use_matmul
 from lightning_fedstop.stopping import TaskVectorEarlyStopping
 

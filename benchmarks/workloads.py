@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from lightning_fedstop.cohort import UniformCohort
+from lightning_fedstop.core.seeding import torch_generator
 from lightning_fedstop.data import DirichletSkew, Partition
-from lightning_fedstop.seeding import torch_generator
+from lightning_fedstop.federation.cohort import UniformCohort
 
 
 @dataclass(frozen=True)

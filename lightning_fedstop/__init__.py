@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_fedstop.__about__ import __version__
 
 if TYPE_CHECKING:
-    from lightning_fedstop.client_state import ClientStates
-    from lightning_fedstop.cohort import Cohort, ScheduledCohort, UniformCohort
+    from lightning_fedstop.core.client_states import ClientStates
     from lightning_fedstop.data import (
         Digits,
         DirichletSkew,
@@ -25,7 +24,8 @@ if TYPE_CHECKING:
         QuantitySkew,
         Skew,
     )
-    from lightning_fedstop.loop import FederatedLoop
+    from lightning_fedstop.federation.cohort import Cohort, ScheduledCohort, UniformCohort
+    from lightning_fedstop.loop.federated_loop import FederatedLoop
     from lightning_fedstop.methods import (
         SCAFFOLD,
         FedAvg,
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
-    "client_state": ("ClientStates",),
-    "cohort": ("Cohort", "ScheduledCohort", "UniformCohort"),
+    "core.client_states": ("ClientStates",),
+    "federation.cohort": ("Cohort", "ScheduledCohort", "UniformCohort"),
     "data": (
         "Digits",
         "DirichletSkew",

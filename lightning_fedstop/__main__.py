@@ -1,6 +1,6 @@
 """``python -m lightning_fedstop`` is the ``fedstop`` command."""
 
-from lightning_fedstop.cli import main
+from lightning_fedstop.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -8,9 +8,9 @@ from lightning.pytorch.loggers import Logger
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_fedstop.client_state import ClientStates
-from lightning_fedstop.cohort import UniformCohort
+from lightning_fedstop.core.client_states import ClientStates
 from lightning_fedstop.data import Digits
+from lightning_fedstop.federation.cohort import UniformCohort
 from lightning_fedstop.models import ImageClassifier
 
 

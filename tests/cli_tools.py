@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_fedstop.cli import main
+from lightning_fedstop.cli.main import main
 
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "tests" / "conf"

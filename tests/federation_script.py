@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
-from lightning_fedstop.client_state import ClientStates
+from lightning_fedstop.core.client_states import ClientStates
 from lightning_fedstop.methods import SCAFFOLD, FedAvg, FedLESAM, FedSAM, FedWMSAM
 from lightning_fedstop.stopping import TaskVectorEarlyStopping
 from tests.helpers import ToyData, ToyModule, make_loop

@@ -9,8 +9,8 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_fedstop.cohort import ScheduledCohort
-from lightning_fedstop.loop import FederatedLoop
+from lightning_fedstop.federation.cohort import ScheduledCohort
+from lightning_fedstop.loop.federated_loop import FederatedLoop
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 

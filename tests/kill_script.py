@@ -8,8 +8,8 @@ process id, then with its exit code. What is imported is imported once.
 import os
 import sys
 
-from lightning_fedstop.checkpoint import find_last
-from lightning_fedstop.client_state import ClientStates
+from lightning_fedstop.core.client_states import ClientStates
+from lightning_fedstop.loop.checkpoint import find_last
 from lightning_fedstop.methods import SCAFFOLD
 from lightning_fedstop.stopping import ConsensusEarlyStopping, TaskVectorEarlyStopping
 from tests.helpers import Deep, ToyData, make_loop

@@ -11,8 +11,8 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lightning_fedstop.cli import main
-from lightning_fedstop.loop import FederatedLoop
+from lightning_fedstop.cli.main import main
+from lightning_fedstop.loop.federated_loop import FederatedLoop
 from tests.cli_tools import ROOT
 
 CONFIGS = ROOT / "configs"

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from experiments.paper.__main__ import main as paper
-from lightning_fedstop.cli import main
-from lightning_fedstop.loop import FederatedLoop
+from lightning_fedstop.cli.main import main
+from lightning_fedstop.loop.federated_loop import FederatedLoop
 from tests.cli_tools import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

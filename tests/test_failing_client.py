@@ -6,7 +6,7 @@ import sys
 import pytest
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lightning_fedstop.cohort import ScheduledCohort
+from lightning_fedstop.federation.cohort import ScheduledCohort
 from tests.cli_classes import TenClasses
 from tests.cli_tools import TINY, refusal
 from tests.helpers import ToyData, ToyModule, fit

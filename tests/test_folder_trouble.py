@@ -13,9 +13,9 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger
 
-from lightning_fedstop import checkpoint as checkpoints
-from lightning_fedstop.cli import main
-from lightning_fedstop.records import atomic
+from lightning_fedstop.cli.main import main
+from lightning_fedstop.loop import checkpoint as checkpoints
+from lightning_fedstop.utilities import files as atomic
 from tests.cli_tools import TINY
 from tests.helpers import bits, fit, same
 

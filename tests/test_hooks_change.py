@@ -7,7 +7,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
 from lightning_fedstop import methods
-from lightning_fedstop.cohort import ScheduledCohort
+from lightning_fedstop.federation.cohort import ScheduledCohort
 from lightning_fedstop.records import read_rounds
 from tests.helpers import Deep, ToyData, ToyModule, bits, fit, flat, same
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_fedstop.cohort import ScheduledCohort
+from lightning_fedstop.federation.cohort import ScheduledCohort
 from lightning_fedstop.stopping import ConsensusEarlyStopping, TaskVectorEarlyStopping, ValidationEarlyStopping
 from tests.helpers import ToyModule, fit
 

@@ -8,9 +8,9 @@ import torch
 from lightning.pytorch import Callback, LightningModule
 from torch import nn
 
-from lightning_fedstop.client_state import ClientStates
-from lightning_fedstop.cohort import UniformCohort
+from lightning_fedstop.core.client_states import ClientStates
 from lightning_fedstop.data import DirichletSkew, Iid, NpzImages, Partition, PathologicalSkew, QuantitySkew
+from lightning_fedstop.federation.cohort import UniformCohort
 from lightning_fedstop.methods import SCAFFOLD, FedAvg, FedDyn
 from lightning_fedstop.records.partition_record import read_partition
 from tests.helpers import fit

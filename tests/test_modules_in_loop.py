@@ -9,8 +9,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parameter import UninitializedBuffer
 from torchmetrics.classification import MulticlassAccuracy
 
+from lightning_fedstop.core.module_state import ModuleState
 from lightning_fedstop.methods import FedSAM
-from lightning_fedstop.module_state import ModuleState
 from tests.helpers import ToyData, ToyModule, fit, flat, one_client
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
-from lightning_fedstop.cohort import ScheduledCohort
+from lightning_fedstop.federation.cohort import ScheduledCohort
 from lightning_fedstop.stopping import StoppingReason, TaskVectorEarlyStopping
 from tests.helpers import Deep, ToyData, bits, fit, flat, make_loop, same
 

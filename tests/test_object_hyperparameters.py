@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 
-from lightning_fedstop import checkpoint as checkpoints
+from lightning_fedstop.loop import checkpoint as checkpoints
 from lightning_fedstop.methods import SCAFFOLD
 from tests.helpers import ToyData, bits, fit, same
 

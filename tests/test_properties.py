@@ -19,9 +19,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from lightning_fedstop.client_state import ClientStates
-from lightning_fedstop.cohort import ScheduledCohort, UniformCohort, cohort_size
+from lightning_fedstop.core.client_states import ClientStates
 from lightning_fedstop.data import DirichletSkew, Federated, Iid, Partition, PathologicalSkew, QuantitySkew
+from lightning_fedstop.federation.cohort import ScheduledCohort, UniformCohort, cohort_size
 
 few = settings(max_examples=60, deadline=None)
 class_sizes = st.lists(st.integers(0, 40), min_size=1, max_size=7).filter(any)

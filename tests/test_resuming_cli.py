@@ -6,8 +6,8 @@ import pytest
 import torch
 import yaml
 
-from lightning_fedstop.checkpoint import read_checkpoint
-from lightning_fedstop.cli import main
+from lightning_fedstop.cli.main import main
+from lightning_fedstop.loop.checkpoint import read_checkpoint
 from lightning_fedstop.records.run_record import read_rounds
 from tests.cli_tools import CONF, TINY, USER, refusal
 

@@ -14,11 +14,11 @@ import yaml
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
-from lightning_fedstop.checkpoint import read_checkpoint
-from lightning_fedstop.cli import main
-from lightning_fedstop.client_state import ClientStates
+from lightning_fedstop.cli.main import main
+from lightning_fedstop.core.client_states import ClientStates
 from lightning_fedstop.data import Digits, DirichletSkew, NpzImages, Partition
-from lightning_fedstop.data._config import as_skew
+from lightning_fedstop.data.config import as_skew
+from lightning_fedstop.loop.checkpoint import read_checkpoint
 from lightning_fedstop.methods import SCAFFOLD
 from lightning_fedstop.models import ImageClassifier
 from lightning_fedstop.stopping import TaskVectorEarlyStopping

@@ -20,7 +20,7 @@ from experiments.paper.runs import COEFFICIENTS, DATASETS, FORMS, PHI, ROUNDS, S
 from experiments.paper.slurm import array_script
 from experiments.paper.status import State, state_of
 from experiments.paper.tables import TABLES, Choice, runs_of
-from lightning_fedstop.signals import Terminated
+from lightning_fedstop.loop.signals import Terminated
 
 PROGRAM = "python -m experiments.paper"
 _GO_ON = "the same command goes on from the last checkpoints."

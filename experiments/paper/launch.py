@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from lightning_fedstop.signals import SignalGuard
+from lightning_fedstop.loop.signals import SignalGuard
 
 COMMAND = [sys.executable, "-m", "lightning_fedstop"]
 LOG_FILE = "output.txt"

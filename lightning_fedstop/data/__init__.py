@@ -5,8 +5,8 @@ from lightning_fedstop.data.digits import Digits
 from lightning_fedstop.data.federated import Federated, FederatedDataModule
 from lightning_fedstop.data.medmnist import MedMNIST
 from lightning_fedstop.data.npz import NpzImages
-from lightning_fedstop.data.partition import Partition
-from lightning_fedstop.data.skew import DirichletSkew, Iid, PathologicalSkew, QuantitySkew, Skew
+from lightning_fedstop.data.partitions.partition import Partition
+from lightning_fedstop.data.partitions.skew import DirichletSkew, Iid, PathologicalSkew, QuantitySkew, Skew
 
 __all__ = [
     "ArrayDataModule",

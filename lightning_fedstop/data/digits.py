@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_fedstop.data._checks import IntArray
 from lightning_fedstop.data.arrays import ArrayDataModule
-from lightning_fedstop.data.skew import Skew
+from lightning_fedstop.data.partitions.skew import Skew
+from lightning_fedstop.utilities.numbers import IntArray
 
 _SIZES = {"test": 300, "val": 200, "train": 1297}
 

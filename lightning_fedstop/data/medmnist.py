@@ -9,11 +9,11 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 
-from lightning_fedstop.data._checks import IntArray, one_of
-from lightning_fedstop.data.archive import ImageArchive, checked_cache_dir
+from lightning_fedstop.data.archives.archive import ImageArchive, checked_cache_dir
 from lightning_fedstop.data.arrays import ArrayDataModule
-from lightning_fedstop.data.skew import Skew
-from lightning_fedstop.paths import local_path
+from lightning_fedstop.data.partitions.skew import Skew
+from lightning_fedstop.utilities.numbers import IntArray, one_of
+from lightning_fedstop.utilities.paths import local_path
 
 
 class MedMNIST(ArrayDataModule):

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_fedstop.data._checks import IntArray, whole_number
-from lightning_fedstop.data.archive import SPLITS, ImageArchive
+from lightning_fedstop.data.archives.archive import SPLITS, ImageArchive
 from lightning_fedstop.data.arrays import ArrayDataModule
-from lightning_fedstop.data.skew import Skew
+from lightning_fedstop.data.partitions.skew import Skew
+from lightning_fedstop.utilities.numbers import IntArray, whole_number
 
 
 class NpzImages(ArrayDataModule):

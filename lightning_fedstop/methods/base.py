@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fedstop.aggregation import Reduce, gather_alone, reduce_alone
-from lightning_fedstop.client_state import ClientStates
+from lightning_fedstop.core.aggregation import Reduce, gather_alone, reduce_alone
+from lightning_fedstop.core.client_states import ClientStates
+from lightning_fedstop.core.parameters import norm
 from lightning_fedstop.methods.motion import Motion
-from lightning_fedstop.parameters import norm
 
 EPSILON = 1e-7
 """Added to a norm before dividing by it."""

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_fedstop.aggregation import RunningSum
+from lightning_fedstop.core.aggregation import RunningSum
 from lightning_fedstop.methods.base import Client, Federation, LocalStep, one_of, positive
 from lightning_fedstop.methods.motion import Motion
 

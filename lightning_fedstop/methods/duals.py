@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fedstop.aggregation import RunningSum
+from lightning_fedstop.core.aggregation import RunningSum
 from lightning_fedstop.methods.base import Client, Federation, LocalStep, add_scaled
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_fedstop.client_state import ClientStates
+from lightning_fedstop.core.client_states import ClientStates
 
 
 class SharedModels:

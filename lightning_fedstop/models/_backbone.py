@@ -9,8 +9,8 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from lightning_fedstop.checkpoint import reason_unreadable
-from lightning_fedstop.paths import local_path
+from lightning_fedstop.utilities.files import reason_unreadable
+from lightning_fedstop.utilities.paths import local_path
 
 _CHECKPOINT_KEYS = ("state_dict_ema", "model_ema", "state_dict", "model")
 _WRAPPER_PREFIXES = ("_orig_mod.", "module.", "backbone.")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning_fedstop.records.atomic import atomic_file
+from lightning_fedstop.utilities.files import atomic_file
 
 PARTITION_FILE = "partition.json"
 _ROWS_AT_ONCE = 1000
@@ -70,7 +70,7 @@ def _dealt(datamodule: Any) -> tuple[dict[str, Any], Any]:
     """
     import numpy as np
 
-    from lightning_fedstop.data._classes import dealt_classes
+    from lightning_fedstop.data.classes import dealt_classes
 
     partition = getattr(datamodule, "_partition", None)
     if partition is None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from lightning_fedstop.paths import local_path, walk
-from lightning_fedstop.records._table import UnreadableError, listed, read_table, rows_by_round, shown, value_of
+from lightning_fedstop.records.table import UnreadableError, listed, read_table, rows_by_round, shown, value_of
+from lightning_fedstop.utilities.paths import local_path, walk
 
 __all__ = ["Record", "find_records", "read_record", "read_records"]
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from lightning_fedstop.records.reader import Record
-from lightning_fedstop.stopping.arguments import require_choice, require_count, require_positive
-from lightning_fedstop.stopping.consensus import ConsensusCriterion
-from lightning_fedstop.stopping.criterion import StopDecision, StoppingReason, TaskVectorCriterion, Variant
-from lightning_fedstop.stopping.validation import ValidationCriterion
+from lightning_fedstop.stopping.criteria.consensus import ConsensusCriterion
+from lightning_fedstop.stopping.criteria.task_vector import StopDecision, StoppingReason, TaskVectorCriterion, Variant
+from lightning_fedstop.stopping.criteria.validation import ValidationCriterion
+from lightning_fedstop.utilities.validate import require_choice, require_count, require_positive
 
 __all__ = ["RULES", "SHIFTS", "VARIANTS", "Stop", "available_rules", "in_percent", "replay", "replay_table"]
 

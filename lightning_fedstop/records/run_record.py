@@ -10,7 +10,7 @@ from typing import Any
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from lightning_fedstop.records.atomic import atomic_file
+from lightning_fedstop.utilities.files import atomic_file
 
 ROUNDS_FILE = "metrics.csv"
 SUMMARY_FILE = "summary.json"

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from lightning_fedstop.environment import device_name, versions
 from lightning_fedstop.records.run_record import RESERVED
-from lightning_fedstop.stopping.callback import CriterionCallback
-from lightning_fedstop.stopping.validation import better_of
+from lightning_fedstop.stopping.callbacks.base import CriterionCallback
+from lightning_fedstop.stopping.criteria.validation import better_of
+from lightning_fedstop.utilities.environment import device_name, versions
 
 OWN_FIGURES = ("distance", "growth_rate", "lr")
 """The loop's own columns whose last values ``summary.json`` repeats, beside those of all that the module has logged."""

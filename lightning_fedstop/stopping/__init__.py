@@ -6,8 +6,12 @@ The callbacks need Lightning and are imported when first asked for, so that the 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from lightning_fedstop.stopping.consensus import ConsensusCriterion, consensus_potential, consensus_stopping_round
-from lightning_fedstop.stopping.criterion import (
+from lightning_fedstop.stopping.criteria.consensus import (
+    ConsensusCriterion,
+    consensus_potential,
+    consensus_stopping_round,
+)
+from lightning_fedstop.stopping.criteria.task_vector import (
     Criterion,
     Decision,
     StopDecision,
@@ -20,21 +24,21 @@ from lightning_fedstop.stopping.criterion import (
     task_vector_distance,
     zero_based_round,
 )
-from lightning_fedstop.stopping.validation import ValidationCriterion, validation_stopping_round
+from lightning_fedstop.stopping.criteria.validation import ValidationCriterion, validation_stopping_round
 
 if TYPE_CHECKING:
     from lightning_fedstop.stopping.average import SaturationAverage
-    from lightning_fedstop.stopping.baselines import ValidationEarlyStopping
-    from lightning_fedstop.stopping.callback import CriterionCallback
-    from lightning_fedstop.stopping.consensus_early_stopping import ConsensusEarlyStopping
-    from lightning_fedstop.stopping.early_stopping import TaskVectorEarlyStopping
+    from lightning_fedstop.stopping.callbacks.base import CriterionCallback
+    from lightning_fedstop.stopping.callbacks.consensus import ConsensusEarlyStopping
+    from lightning_fedstop.stopping.callbacks.task_vector import TaskVectorEarlyStopping
+    from lightning_fedstop.stopping.callbacks.validation import ValidationEarlyStopping
 
 _HOMES = {
-    "ConsensusEarlyStopping": "consensus_early_stopping",
-    "CriterionCallback": "callback",
+    "ConsensusEarlyStopping": "callbacks.consensus",
+    "CriterionCallback": "callbacks.base",
     "SaturationAverage": "average",
-    "TaskVectorEarlyStopping": "early_stopping",
-    "ValidationEarlyStopping": "baselines",
+    "TaskVectorEarlyStopping": "callbacks.task_vector",
+    "ValidationEarlyStopping": "callbacks.validation",
 }
 
 __all__ = [

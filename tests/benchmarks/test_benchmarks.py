@@ -11,8 +11,8 @@ import pytest
 from benchmarks.__main__ import COMMANDS, main
 from benchmarks.bare_loop import BareLoop
 from benchmarks.workloads import WORKLOADS, write_work
-from lightning_fedstop.cohort import ScheduledCohort
-from lightning_fedstop.parameters import FlatParameters
+from lightning_fedstop.core.parameters import FlatParameters
+from lightning_fedstop.federation.cohort import ScheduledCohort
 from tests.helpers import make_loop
 
 ROOT = Path(__file__).resolve().parents[2]

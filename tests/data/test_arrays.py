@@ -3,9 +3,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
+from lightning_fedstop.core.seeding import torch_generator
 from lightning_fedstop.data import ArrayDataModule, Digits, DirichletSkew, Iid, NpzImages
 from lightning_fedstop.data.arrays import normalise
-from lightning_fedstop.seeding import torch_generator
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
+from lightning_fedstop.core.seeding import torch_generator
 from lightning_fedstop.data import (
     DirichletSkew,
     Federated,
@@ -19,7 +20,6 @@ from lightning_fedstop.data import (
     Skew,
 )
 from lightning_fedstop.records.partition_record import read_partition, write_partition
-from lightning_fedstop.seeding import torch_generator
 from tests.helpers import ToyModule, bits, fit, same
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from lightning_fedstop.data._labels import dataset_labels
+from lightning_fedstop.data.labels import dataset_labels
 
 
 class Items(Dataset):

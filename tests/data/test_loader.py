@@ -21,7 +21,7 @@ from torch.utils.data import (
 )
 
 from lightning_fedstop.data import DirichletSkew, Federated, PathologicalSkew
-from lightning_fedstop.data._loader import DECIDED, KEPT, TrainingLoader
+from lightning_fedstop.data.loader import DECIDED, KEPT, TrainingLoader
 
 N = 20
 DATA = TensorDataset(torch.arange(N).float(), torch.arange(N) % 2)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lightning_fedstop.data import DirichletSkew, NpzImages, PathologicalSkew, QuantitySkew
-from lightning_fedstop.data.archive import ImageArchive
+from lightning_fedstop.data.archives.archive import ImageArchive
 
 
 @pytest.mark.parametrize(("shape", "channels"), [((6, 6), 1), ((6, 6, 1), 1), ((6, 6, 3), 3)])

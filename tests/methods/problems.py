@@ -3,8 +3,8 @@
 import timm
 import torch
 
-from lightning_fedstop.cohort import ScheduledCohort
-from lightning_fedstop.loop import FederatedLoop
+from lightning_fedstop.federation.cohort import ScheduledCohort
+from lightning_fedstop.loop.federated_loop import FederatedLoop
 from lightning_fedstop.methods import (
     SCAFFOLD,
     FedAvg,

@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import nn
 
-from lightning_fedstop import server
+from lightning_fedstop.federation import server
 from lightning_fedstop.methods import (
     SCAFFOLD,
     Client,

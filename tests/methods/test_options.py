@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightning_fedstop import methods
-from lightning_fedstop.client_state import ClientStates
+from lightning_fedstop.core.client_states import ClientStates
 from lightning_fedstop.methods import (
     SCAFFOLD,
     Client,

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fedstop.client_state import ClientStates
-from lightning_fedstop.cohort import ScheduledCohort
+from lightning_fedstop.core.client_states import ClientStates
+from lightning_fedstop.federation.cohort import ScheduledCohort
 from lightning_fedstop.methods import SCAFFOLD, Client, Federation, LocalStep
 from tests.helpers import SHARED, QuadraticData, QuadraticModule, Trace, fit
 

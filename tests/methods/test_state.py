@@ -4,7 +4,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
-from lightning_fedstop.client_state import ClientStates
+from lightning_fedstop.core.client_states import ClientStates
 from lightning_fedstop.methods import SCAFFOLD, FedDyn, FedGamma, FedLESAM, FedSMOO, FedSpeed, FedWMSAM
 from lightning_fedstop.methods.base import Client, Federation
 from lightning_fedstop.methods.shared_models import SharedModels

@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedstop import data as data_kinds
 from lightning_fedstop import methods, stopping
-from lightning_fedstop.cli import main
-from lightning_fedstop.client_state import ClientStates
-from lightning_fedstop.cohort import ScheduledCohort, UniformCohort
+from lightning_fedstop.cli.main import main
+from lightning_fedstop.core.client_states import ClientStates
 from lightning_fedstop.data import DirichletSkew, FederatedDataModule
+from lightning_fedstop.federation.cohort import ScheduledCohort, UniformCohort
 from lightning_fedstop.methods import SCAFFOLD, FedProx
 from lightning_fedstop.records import read_rounds
 from lightning_fedstop.records.config import constructor_arguments, described, write_config
@@ -42,7 +42,7 @@ def test_a_run_built_in_python_describes_itself(tmp_path):
         ({"x": {1}}, {"x": [1]}),
         (
             DirichletSkew(0.5),
-            {"class_path": "lightning_fedstop.data.skew.DirichletSkew", "init_args": {"concentration": 0.5}},
+            {"class_path": "lightning_fedstop.data.partitions.skew.DirichletSkew", "init_args": {"concentration": 0.5}},
         ),
         (object(), {"class_path": "builtins.object"}),
         (np.arange(3), {"class_path": "numpy.ndarray"}),

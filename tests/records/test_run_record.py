@@ -3,8 +3,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from lightning_fedstop.records.atomic import atomic_file
 from lightning_fedstop.records.run_record import COLUMNS, RunRecord, read_rounds
+from lightning_fedstop.utilities.files import atomic_file
 
 
 def rows(record):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_fedstop.cohort import ScheduledCohort
+from lightning_fedstop.federation.cohort import ScheduledCohort
 from lightning_fedstop.records import read_rounds
 from lightning_fedstop.records.reader import read_record
 from lightning_fedstop.records.replay import replay

@@ -10,7 +10,7 @@ import yaml
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_fedstop.cli import main
+from lightning_fedstop.cli.main import main
 from lightning_fedstop.data import (
     DirichletSkew,
     FederatedDataModule,

@@ -30,8 +30,8 @@ from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_fedstop.cohort import ScheduledCohort
 from lightning_fedstop.data import DirichletSkew, FederatedDataModule, QuantitySkew
+from lightning_fedstop.federation.cohort import ScheduledCohort
 from lightning_fedstop.methods import SCAFFOLD, FedAvg, FedDyn, FedLESAM
 from lightning_fedstop.stopping import StoppingReason, TaskVectorEarlyStopping
 from tests.helpers import Deep, ToyData, ToyModule, bits, fit, flat, make_loop, same

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightning_fedstop.paths import local_path
-from lightning_fedstop.records.atomic import atomic_file
 from lightning_fedstop.records.reader import Record
 from lightning_fedstop.records.report import configuration
 from lightning_fedstop.records.report.page import Settings, build_page
 from lightning_fedstop.records.report.runs import Run
-from lightning_fedstop.stopping.arguments import require_count, require_positive
+from lightning_fedstop.utilities.files import atomic_file
+from lightning_fedstop.utilities.paths import local_path
+from lightning_fedstop.utilities.validate import require_count, require_positive
 
 __all__ = ["Report", "write_report"]
 

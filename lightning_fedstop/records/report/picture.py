@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
-from lightning_fedstop.records.atomic import atomic_file
 from lightning_fedstop.records.report import style
 from lightning_fedstop.records.report.tables import Table
+from lightning_fedstop.utilities.files import atomic_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

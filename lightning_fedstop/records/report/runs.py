@@ -11,7 +11,7 @@ from typing import Any
 from lightning_fedstop.records.reader import Record
 from lightning_fedstop.records.replay import RULES, Stop, available_rules, in_percent, replay
 from lightning_fedstop.records.report import configuration, numbers
-from lightning_fedstop.stopping.criterion import growth_rate
+from lightning_fedstop.stopping.criteria.task_vector import growth_rate
 
 RULE_NAMES = {
     "task_vector": "Task vector",

@@ -8,8 +8,8 @@ import yaml
 from experiments.paper import Choice, Run, runs_of
 from experiments.paper.commands import CONFIGS, command_line, config_files, fit_arguments
 from experiments.paper.runs import FORMS, PHI, ROUNDS, SCALES
-from lightning_fedstop._cli_fit import FedStopCLI
-from lightning_fedstop.cli import main
+from lightning_fedstop.cli.fit import FedStopCLI
+from lightning_fedstop.cli.main import main
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from experiments.paper import launch
 from experiments.paper.__main__ import main
 from experiments.paper.launch import Job, child_environment, run_jobs
-from lightning_fedstop.signals import Terminated
+from lightning_fedstop.loop.signals import Terminated
 
 ROOT = Path(__file__).parents[3]
 
@@ -26,7 +26,7 @@ ALONE = (
 )
 # As `fedstop fit` does: it ends in good order by a termination signal.
 UNTIL_TERMINATED = (
-    "import pathlib, sys, time\nfrom lightning_fedstop.signals import SignalGuard, Terminated\n"
+    "import pathlib, sys, time\nfrom lightning_fedstop.loop.signals import SignalGuard, Terminated\n"
     "with SignalGuard():\n    try:\n        pathlib.Path(sys.argv[1]).touch()\n        time.sleep(60)\n"
     "    except Terminated:\n        pathlib.Path(sys.argv[2]).touch()\n"
 )

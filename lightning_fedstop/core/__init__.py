@@ -1,0 +1,1 @@
+"""Vectors, means, client states, random streams and processes."""

@@ -1,0 +1,1 @@
+"""Archives of images on disk."""

@@ -1,0 +1,1 @@
+"""Skews, partitions, and their pictures."""

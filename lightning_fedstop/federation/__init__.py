@@ -1,0 +1,1 @@
+"""One round: cohort, local training, aggregation."""

@@ -1,0 +1,1 @@
+"""The ways of training a cohort's clients."""

@@ -1,0 +1,1 @@
+"""Driving a ``LightningModule``: hooks, logged values, batches, optimizer, evaluation."""

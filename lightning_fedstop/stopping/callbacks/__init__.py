@@ -1,0 +1,1 @@
+"""The callbacks that ask the criteria."""

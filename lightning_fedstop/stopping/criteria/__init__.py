@@ -1,0 +1,1 @@
+"""The criteria: pure decisions that import neither Lightning nor torch."""

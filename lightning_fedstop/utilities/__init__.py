@@ -1,0 +1,1 @@
+"""Validation, files, accelerators and the environment."""
