@@ -114,7 +114,7 @@ def test_before_the_first_round_there_is_nothing_to_go_on_from(tmp_path, capsys)
 SCRIPT = """
 import os, signal, sys
 from tests.helpers import fit
-from tests.test_signals import Signals
+from tests.loop.test_signals import Signals
 fit(sys.argv[1], Signals(int(sys.argv[2]), "on_client_end", 2), max_rounds=3)
 """
 
