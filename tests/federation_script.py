@@ -13,9 +13,9 @@ from torchmetrics.classification import MulticlassAccuracy
 from lightning_fedstop.core.client_states import ClientStates
 from lightning_fedstop.methods import SCAFFOLD, FedAvg, FedLESAM, FedSAM, FedWMSAM
 from lightning_fedstop.stopping import TaskVectorEarlyStopping
+from tests.core.test_state_mean import Teacher
 from tests.helpers import ToyData, ToyModule, make_loop
 from tests.module.test_loss_scale import Large, float16_loop
-from tests.core.test_state_mean import Teacher
 
 
 class Logs(ToyModule):
