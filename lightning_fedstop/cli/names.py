@@ -145,7 +145,7 @@ def _own_first(cls: type) -> tuple[bool, bool, str]:
 
 
 def _is_own(cls: type) -> bool:
-    return cls.__module__.startswith(f"{__package__}.")
+    return cls.__module__.startswith("lightning_fedstop.")
 
 
 _no_code = (lambda: None).__code__
