@@ -113,6 +113,6 @@ def test_the_picture_of_many_shows_some(tmp_path):
     labels = np.random.default_rng(0).integers(0, 10, 2 * N)
     partition = Partition.create(DirichletSkew(0.1), labels, N)
     picture = partition.plot(tmp_path / "many.svg", labels)
-    assert "(1000 of 100000 are drawn)" in picture.read_text()
+    assert "(400 of 100000 are drawn)" in picture.read_text()
     assert picture.stat().st_size < 1_000_000
     assert "100000 clients" in partition.describe(labels)

@@ -14,8 +14,11 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 from rich.table import Table
 
-from lightning_fedstop.data.classes import class_ids, class_numbers
+from lightning_fedstop.data.classes import are_tabulated, class_ids, class_numbers
+from lightning_fedstop.data.partitions.picture import draw_clients
 from lightning_fedstop.data.partitions.skew import Skew
+from lightning_fedstop.data.partitions.table import as_text, clients_table
+from lightning_fedstop.utilities.extras import require_extra
 from lightning_fedstop.utilities.numbers import IntArray, whole_number
 from lightning_fedstop.utilities.paths import local_path
 
@@ -229,16 +232,13 @@ class Partition:
             num_classes: C; by default as many as the labels have.
             class_names: C names for the columns.
         """
-        from lightning_fedstop.data.partitions.picture import partition_table
-
-        return partition_table(self, labels, num_classes, class_names)
+        counts, names = self._counts_and_names(labels, num_classes, class_names)
+        return clients_table(self._title(), self.sizes, counts, names)
 
     def describe(
         self, labels: Any = None, num_classes: int | None = None, class_names: Sequence[str] | None = None
     ) -> str:
         """:meth:`table` as plain text."""
-        from lightning_fedstop.data.partitions.picture import as_text
-
         return as_text(self.table(labels, num_classes, class_names))
 
     def plot(
@@ -259,9 +259,43 @@ class Partition:
         Raises:
             ValueError: if the ending is unknown.
         """
-        from lightning_fedstop.data.partitions.picture import partition_picture
+        require_extra("matplotlib", "report", "`Partition.plot`")
+        from matplotlib import rc_context
 
-        return partition_picture(self, path, labels, num_classes, class_names)
+        path = local_path(path, "path")
+        counts, names = self._counts_and_names(labels, num_classes, class_names)
+        with rc_context(
+            {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
+        ):
+            figure = draw_clients(9.0, self.sizes, counts if names else [], names)
+            if path.suffix.lstrip(".").lower() not in figure.canvas.get_supported_filetypes():
+                raise ValueError(f"A picture is written as .png, .svg or .pdf, got '{path.name}'.")
+            figure.suptitle(self._title().replace("): ", ")\n", 1), fontsize=9)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(path, dpi=150)
+        return path
+
+    def _title(self) -> str:
+        return (
+            f"{self.skew or 'Partition'}: {len(self)} clients, {len(np.unique(self.indices))} of {self.num_samples} "
+            f"samples used, seed {self.seed}"
+        )
+
+    def _counts_and_names(
+        self, labels: Any, num_classes: int | None, class_names: Sequence[str] | None
+    ) -> tuple[IntArray, list[str]]:
+        """Samples of each class at each client, and the names; of no class without labels or for too large a table."""
+        none: tuple[IntArray, list[str]] = np.zeros((len(self), 0), np.int64), []
+        if labels is None:
+            return none
+        numbers, found = class_numbers(labels, num_classes)
+        count = num_classes or (int(numbers.max()) + 1 if found is None else len(found))
+        if class_names is not None and len(class_names) != count:
+            raise ValueError(f"`class_names` must name the {count} classes, got {len(class_names)}.")
+        if not are_tabulated(len(self), count):
+            return none
+        names = class_names or (found if found and len(found) == count else range(count))
+        return self.class_counts(labels, count), [str(name) for name in names]
 
 
 def _known_classes(labels: Any, needed: bool) -> IntArray:

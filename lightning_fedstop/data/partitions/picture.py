@@ -1,152 +1,137 @@
-"""A partition as a table and as a picture."""
+"""The clients-by-classes picture of a partition, for a file and for the page of a report."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from io import StringIO
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
-
-from lightning_fedstop.data.classes import are_tabulated, class_numbers
-from lightning_fedstop.utilities.numbers import IntArray
-from lightning_fedstop.utilities.paths import local_path
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
-    from lightning_fedstop.data.partitions.partition import Partition
+    IntArray = NDArray[np.int64]
 
-_MANY_CLIENTS = 20
-_MANY_CLASSES = 12
-_FEW_COLUMNS = 60
-_MOST_COLUMNS = 1000
-_BLUE = "#2f6da8"
-
-
-def _counts_and_names(
-    partition: Partition, labels: Any, num_classes: int | None, class_names: Sequence[str] | None
-) -> tuple[IntArray, list[str]]:
-    if labels is None:
-        return np.zeros((len(partition), 0), np.int64), []
-    numbers, found = class_numbers(labels, num_classes)
-    count = num_classes or (int(numbers.max()) + 1 if found is None else len(found))
-    if class_names is not None and len(class_names) != count:
-        raise ValueError(f"`class_names` must name the {count} classes, got {len(class_names)}.")
-    if not are_tabulated(len(partition), count):
-        return np.zeros((len(partition), 0), np.int64), []
-    names = class_names or (found if found and len(found) == count else range(count))
-    return partition.class_counts(labels, count), [str(name) for name in names]
+FEW_CLIENTS = 60
+"""Up to so many clients are drawn in order, one bar each."""
+_MOST_CLIENTS = 400
+_SHADES = 5
 
 
-def _title(partition: Partition) -> str:
-    return (
-        f"{partition.skew or 'Partition'}: {len(partition)} clients, {len(np.unique(partition.indices))} of "
-        f"{partition.num_samples} samples used, seed {partition.seed}"
-    )
+def draw_clients(
+    width: float,
+    sizes: Sequence[int] | IntArray,
+    counts: Sequence[Sequence[int]] | IntArray,
+    class_names: Sequence[str],
+    cell_colour: str = "#0069ad",
+    line_colour: str = "#dde2e8",
+) -> Figure:
+    """Draw the samples of each client above, its classes below.
 
+    Thin columns are read as areas: of many clients, those of one main class stand together, the largest first. Of very
+    many, some are drawn, evenly chosen.
 
-def partition_table(
-    partition: Partition, labels: Any, num_classes: int | None, class_names: Sequence[str] | None
-) -> Table:
-    """Sizes and classes per client; see :meth:`Partition.table`."""
-    counts, names = _counts_and_names(partition, labels, num_classes, class_names)
-    held = (counts > 0).sum(1, keepdims=True) if names else np.zeros((len(partition), 0), np.int64)
-    if len(names) > _MANY_CLASSES:
-        counts, names = counts[:, :0], []
-    rows = np.concatenate([partition.sizes[:, None], held, counts], axis=1)
-    table = Table(title=_title(partition), title_justify="left")
-    for column in ["client", "samples", *(["classes"] if held.size else []), *names]:
-        table.add_column(column, justify="right", overflow="fold")
-    shown = len(partition)
-    if shown > _MANY_CLIENTS:
-        shown = 10
-        for name, row in (("min", rows.min(0)), ("median", np.median(rows, axis=0)), ("max", rows.max(0))):
-            table.add_row(name, *(f"{value:g}" for value in row), end_section=name == "max")
-    for client, row in enumerate(rows[:shown].tolist()):
-        table.add_row(str(client), *map(str, row))
-    if shown < len(partition):
-        table.add_row("...", *["" for _ in rows[0]])
-    return table
-
-
-def as_text(table: Table) -> str:
-    """A table without colours, as wide as it needs."""
-    console = Console(file=StringIO(), width=200, color_system=None)
-    with console.capture() as capture:
-        console.print(table)
-    return capture.get()
-
-
-def partition_picture(
-    partition: Partition, path: str | Path, labels: Any, num_classes: int | None, class_names: Sequence[str] | None
-) -> Path:
-    """Sizes above, classes by clients below; see :meth:`Partition.plot`."""
+    Args:
+        width: inches; below 5 the names and the legend are kept short.
+        sizes: samples of each of the N clients.
+        counts: samples of each class at each client, of shape ``(N, C)``; of length 0 where classes are unknown.
+        class_names: C names.
+        cell_colour: colour of cells and bars; fewer samples of a class are more transparent.
+        line_colour: colour of the lines between classes.
+    """
     from matplotlib.figure import Figure
 
-    path = local_path(path, "path")
-    counts, names = _counts_and_names(partition, labels, num_classes, class_names)
-    rows = min(0.3 * len(names), 8.0)
-    figure = Figure(figsize=(9, 2.6 + (0.9 + rows if names else 0.0)), layout="constrained")
-    if path.suffix.lstrip(".").lower() not in figure.canvas.get_supported_filetypes():
-        raise ValueError(f"A picture is written as .png, .svg or .pdf, got '{path.name}'.")
-    figure.suptitle(_title(partition).replace("): ", ")\n", 1), fontsize=9)
-    sizes, order_name = partition.sizes, "client"
-    if names and len(partition) > _FEW_COLUMNS:
-        # Thin columns are read as areas: clients of one main class stand together, the largest first.
-        order = np.lexsort((-sizes, counts.argmax(1)))
-        sizes, counts, order_name = sizes[order], counts[order], "clients, ordered by main class and size"
-    if len(partition) > _MOST_COLUMNS:
-        # More than the picture has columns of pixels would only take time.
-        drawn = np.arange(_MOST_COLUMNS) * len(partition) // _MOST_COLUMNS
-        sizes, counts = sizes[drawn], counts[drawn]
-        order_name += f" ({_MOST_COLUMNS} of {len(partition)} are drawn)"
-    if names:
-        top, below = figure.subplots(2, 1, sharex=True, height_ratios=[1.4, 0.6 + rows])
-        _draw_classes(figure, below, counts, names)
+    shown, axis_label = _shown_clients(np.asarray(sizes), np.asarray(counts))
+    rows = min(max(0.24 * len(class_names), 0.8), 7.0)
+    figure = Figure(figsize=(width, 1.9 + (rows + 0.6 if len(counts) else 0.0)), layout="constrained")
+    if len(counts):
+        top, below = figure.subplots(2, 1, sharex=True, height_ratios=[1.1, rows])
+        _draw_cells(below, np.asarray(counts)[shown], cell_colour, legend_columns=3 if width < 5 else _SHADES)
+        _name_classes(below, class_names, 11 if width < 5 else 26, line_colour)
     else:
         top = below = figure.subplots()
-    _draw_sizes(top, sizes)
-    below.set_xlabel(order_name)
-    below.xaxis.get_major_locator().set_params(integer=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    return path
-
-
-def _draw_sizes(axes: Axes, sizes: IntArray) -> None:
-    edges = np.arange(len(sizes) + 1) - 0.5
-    wide = sizes.max() > 50 * max(1.0, float(np.median(sizes)))
-    if len(sizes) <= _FEW_COLUMNS:
-        axes.bar(np.arange(len(sizes)), sizes, width=0.85, color=_BLUE, bottom=0)
+    _draw_sizes(top, np.asarray(sizes)[shown], cell_colour)
+    below.set_xlabel(axis_label)
+    if axis_label == "client":
+        below.xaxis.get_major_locator().set_params(integer=True)
     else:
-        axes.stairs(sizes, edges, fill=True, color=_BLUE, baseline=0.5 if wide else 0)
-    if wide:
+        below.set_xticks([])
+    return figure
+
+
+def _shown_clients(sizes: IntArray, counts: IntArray) -> tuple[IntArray, str]:
+    """The numbers of the clients in the order in which they are drawn, and the label of their axis."""
+    shown, label = np.arange(len(sizes)), "client"
+    if len(sizes) > FEW_CLIENTS and len(counts):
+        shown, label = np.lexsort((-sizes, counts.argmax(1))), "clients, by main class and size"
+    if len(sizes) > _MOST_CLIENTS:
+        shown = shown[np.arange(_MOST_CLIENTS) * len(sizes) // _MOST_CLIENTS]
+        label = f"{label.replace('client,', 'clients,')}\n({_MOST_CLIENTS} of {len(sizes)} are drawn)"
+    return shown, label
+
+
+def _draw_sizes(axes: Axes, sizes: IntArray, colour: str) -> None:
+    is_wide = sizes.max() > 50 * max(1.0, float(np.median(sizes)))
+    axes.stairs(
+        sizes, np.arange(len(sizes) + 1) - 0.5, fill=True, color=colour, linewidth=0, baseline=0.5 if is_wide else 0
+    )
+    if is_wide:
         axes.set_yscale("log")
         axes.set_ylim(bottom=0.5)
     axes.set_ylabel("samples")
-    axes.set_xlim(edges[0], edges[-1])
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(visible=False, axis="x")
+    axes.set_xlim(-0.5, len(sizes) - 0.5)
 
 
-def _draw_classes(figure: Figure, axes: Axes, counts: IntArray, names: list[str]) -> None:
-    from matplotlib import colormaps
-    from matplotlib.colors import ListedColormap, LogNorm
+def _draw_cells(axes: Axes, counts: IntArray, colour: str, legend_columns: int) -> None:
+    """One path for each range of counts, so that the picture stays small and its colours can be exchanged."""
+    from matplotlib.patches import Patch, PathPatch
+    from matplotlib.path import Path
 
-    # White is "none of this class", so that the scale starts at a visible tint; one hue, from light to dark, reads the
-    # same with any colour vision and in grey.
-    blues = ListedColormap(colormaps["Blues"](np.linspace(0.25, 1.0, 256)))
-    shown = np.ma.masked_equal(counts.T, 0)
-    norm = LogNorm(1, max(2, int(counts.max())))
-    image = axes.imshow(shown, aspect="auto", interpolation="nearest", cmap=blues, norm=norm)
-    axes.set_ylabel("class")
+    codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY]
+    corners = np.array([(-0.5, -0.5), (0.5, -0.5), (0.5, 0.5), (-0.5, 0.5), (-0.5, -0.5)])
+    bins = shades(int(counts.max(initial=1)))
+    handles = []
+    for step, (low, high) in enumerate(bins):
+        strength = 1.0 if len(bins) == 1 else 0.16 + 0.84 * step / (len(bins) - 1)
+        looks: dict[str, Any] = {"facecolor": colour, "edgecolor": "none", "linewidth": 0, "alpha": strength}
+        cells = np.argwhere((counts >= low) & (counts <= high))
+        if len(cells):
+            path = Path((cells[:, None] + corners).reshape(-1, 2), codes * len(cells))
+            axes.add_patch(PathPatch(path, **looks))
+        handles.append(Patch(label=f"{low}" if low == high else f"{low}\N{EN DASH}{high}", **looks))
+    figure: Any = axes.figure
+    figure.legend(
+        handles=handles,
+        loc="outside lower left",
+        ncols=legend_columns,
+        title="samples of the class",
+        title_fontsize=8.5,
+        alignment="left",
+        handlelength=1.4,
+    )
+
+
+def _name_classes(axes: Axes, names: Sequence[str], length: int, line_colour: str) -> None:
+    short = [name if len(name) <= length else f"{name[: length - 1]}\N{HORIZONTAL ELLIPSIS}" for name in names]
     step = -(-len(names) // 40)
-    axes.set_yticks(range(0, len(names), step), names[::step], fontsize=8)
-    figure.colorbar(image, ax=axes, label="samples of the class", pad=0.01, format="%d")
-    axes.hlines(np.arange(1, len(names)) - 0.5, -0.5, len(counts) - 0.5, color="#cccccc", linewidth=0.5)
-    if len(counts) <= _FEW_COLUMNS:
-        axes.vlines(np.arange(1, len(counts)) - 0.5, -0.5, len(names) - 0.5, color="#cccccc", linewidth=0.5)
+    axes.set_yticks(range(0, len(names), step), short[::step])
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False)
+    for k in range(1, len(names)):
+        axes.axhline(k - 0.5, color=line_colour, linewidth=0.6)
+
+
+def shades(largest: int) -> list[tuple[int, int]]:
+    """Divide the counts from 1 to the largest into ranges of about equal ratio.
+
+    >>> shades(300)
+    [(1, 3), (4, 10), (11, 31), (32, 96), (97, 300)]
+    """
+    edges = sorted({round(largest ** (step / _SHADES)) for step in range(1, _SHADES + 1)} | {max(1, largest)})
+    lows = [1, *(edge + 1 for edge in edges[:-1])]
+    return [(low, high) for low, high in zip(lows, edges, strict=True) if low <= high]

@@ -1,9 +1,6 @@
-from itertools import pairwise
-
 import pytest
 
 from lightning_fedstop.records.reader import read_record
-from lightning_fedstop.records.report.clients import shades
 from lightning_fedstop.records.report.runs import Run, grouped
 from lightning_fedstop.records.report.sweeps import (
     accuracy_against_threshold,
@@ -52,11 +49,3 @@ def test_a_record_that_ends_before_the_stop_has_no_share(tmp_path):
     run = Run(read_record(write_run(tmp_path / "a", rounds=5, made_config=config())))
     assert run.share_of("task_vector", 0.001, 10) is None
     assert "long enough" in share_against_patience(grouped([run]), 0.001, (5, 10))
-
-
-@pytest.mark.parametrize("largest", [0, 1, 2, 3, 7, 100, 12345])
-def test_shades_cover_every_count_once(largest):
-    ranges = shades(largest)
-    assert ranges[0][0] == 1
-    assert ranges[-1][1] == max(1, largest)
-    assert all(after[0] == before[1] + 1 for before, after in pairwise(ranges))
