@@ -18,7 +18,7 @@ from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_fedstop.cli.names import misformed, resolved, unknown_argument, unknown_class
-from lightning_fedstop.utilities.numbers import other_package
+from lightning_fedstop.utilities.validate import other_package
 
 # The wordings of jsonargparse 4.39 and of later versions.
 _KEY = re.compile(r'Parser key "([^"]+)"')

@@ -14,6 +14,8 @@ from zlib import crc32
 import numpy as np
 import torch
 
+from lightning_fedstop.utilities.validate import whole_number
+
 
 def resolve_seed(seed: int | None = None) -> int:
     """The seed to use: the argument, else the one ``seed_everything`` set, else 0.
@@ -23,9 +25,7 @@ def resolve_seed(seed: int | None = None) -> int:
     """
     if seed is None:
         return int(os.environ.get("PL_GLOBAL_SEED", 0))
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ValueError(f"`seed` must be an integer of at least 0, got {seed!r}.")
-    return seed
+    return whole_number("seed", seed, least=0)
 
 
 def derive_seed(seed: int, *path: int | str) -> int:

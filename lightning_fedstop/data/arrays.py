@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import Self
 
+from lightning_fedstop.data.classes import IntArray
 from lightning_fedstop.data.federated import FederatedDataModule
 from lightning_fedstop.data.partitions.skew import Skew
-from lightning_fedstop.utilities.numbers import IntArray, whole_number
+from lightning_fedstop.utilities.validate import whole_number
 
 Batch = tuple[Tensor, Tensor]
 _STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ()}

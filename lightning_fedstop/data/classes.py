@@ -5,9 +5,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_fedstop.utilities.numbers import IntArray, label_vector
-
+IntArray = NDArray[np.int64]
 UNLABELLED = -1
+
+
+def label_vector(labels: Any, where: str = "`labels`") -> IntArray:
+    """Class numbers of shape ``(n,)`` as int64; ``(n, 1)`` is accepted, as MedMNIST stores them."""
+    array = np.asarray(labels)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1:
+        reason = ": one-hot and multi-label arrays are not served" if array.ndim == 2 else ""
+        raise ValueError(
+            f"{where} must have one class number per sample, in shape (n,) or (n, 1), got {array.shape}{reason}."
+        )
+    if array.dtype.kind not in "iub":
+        raise TypeError(f"{where} must hold whole class numbers, got dtype {array.dtype}.")
+    if array.dtype == np.uint64 and len(array) and array.max() > np.iinfo(np.int64).max:
+        raise ValueError(f"{where} must be class numbers below 2**63, got {array.max()}.")
+    return array.astype(np.int64)
 
 
 def class_ids(labels: Any, where: str = "`labels`") -> NDArray[Any]:

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_fedstop.data.arrays import ArrayDataModule
+from lightning_fedstop.data.classes import IntArray
 from lightning_fedstop.data.partitions.skew import Skew
-from lightning_fedstop.utilities.numbers import IntArray
 
 _SIZES = {"test": 300, "val": 200, "train": 1297}
 

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from typing_extensions import Self
 
 from lightning_fedstop.core.seeding import resolve_seed
-from lightning_fedstop.data.classes import class_numbers, known_number
+from lightning_fedstop.data.classes import IntArray, class_numbers, known_number
 from lightning_fedstop.data.config import as_skew, plain
 from lightning_fedstop.data.labels import dataset_labels
 from lightning_fedstop.data.loader import OWN_CLIENTS, TrainingLoader
 from lightning_fedstop.data.partitions.partition import Partition, unlabelled_fingerprint
 from lightning_fedstop.data.partitions.skew import Skew
-from lightning_fedstop.utilities.numbers import IntArray, other_package, whole_number
 from lightning_fedstop.utilities.thread_safety import declares_thread_safety
+from lightning_fedstop.utilities.validate import other_package, whole_number
 
 
 class FederatedDataModule(LightningDataModule):

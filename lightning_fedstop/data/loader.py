@@ -21,7 +21,7 @@ from torch.utils.data import (
 )
 from torch.utils.data._utils.collate import default_convert  # no public name; set where `batch_size=None`
 
-from lightning_fedstop.utilities.numbers import IntArray
+from lightning_fedstop.data.classes import IntArray
 
 KEPT = (
     "collate_fn",

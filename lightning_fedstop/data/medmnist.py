@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from lightning_fedstop.data.archives.archive import ImageArchive, checked_cache_dir
 from lightning_fedstop.data.arrays import ArrayDataModule
+from lightning_fedstop.data.classes import IntArray
 from lightning_fedstop.data.partitions.skew import Skew
-from lightning_fedstop.utilities.numbers import IntArray, one_of
 from lightning_fedstop.utilities.paths import local_path
+from lightning_fedstop.utilities.validate import one_of
 
 
 class MedMNIST(ArrayDataModule):

@@ -7,8 +7,9 @@ from numpy.typing import NDArray
 
 from lightning_fedstop.data.archives.archive import SPLITS, ImageArchive
 from lightning_fedstop.data.arrays import ArrayDataModule
+from lightning_fedstop.data.classes import IntArray
 from lightning_fedstop.data.partitions.skew import Skew
-from lightning_fedstop.utilities.numbers import IntArray, whole_number
+from lightning_fedstop.utilities.validate import whole_number
 
 
 class NpzImages(ArrayDataModule):

@@ -1,6 +1,5 @@
 """Checks of what a user passes to the loop: each refusal is one sentence that says what is allowed."""
 
-import math
 from typing import Any, get_args
 
 from lightning.fabric import Fabric
@@ -32,7 +31,7 @@ from lightning_fedstop.federation.server import OnNonfinite, Weighting
 from lightning_fedstop.methods import FederatedMethod
 from lightning_fedstop.module.client_data import client_sizes
 from lightning_fedstop.utilities.accelerators import accelerator_for_fabric
-from lightning_fedstop.utilities.numbers import other_package
+from lightning_fedstop.utilities.validate import instance_of, one_of, other_package, positive, whole_number
 
 TRAINER_ONLY = (
     BatchSizeFinder,
@@ -44,6 +43,17 @@ TRAINER_ONLY = (
     WeightAveraging,
 )
 UNFREEZES_AT = "unfreeze_backbone_at_epoch"
+_WHOLE_NUMBERS = {
+    "max_rounds": 1,
+    "local_epochs": 1,
+    "min_rounds": 0,
+    "num_nodes": 1,
+    "check_val_every_n_round": 1,
+    "check_test_every_n_round": 1,
+    "stack_chunk_size": 1,
+    "fast_dev_run": 0,
+}
+_OPTIONAL = ("check_val_every_n_round", "check_test_every_n_round", "stack_chunk_size")
 
 
 def check_arguments(arguments: dict[str, Any]) -> None:
@@ -53,20 +63,18 @@ def check_arguments(arguments: dict[str, Any]) -> None:
         ValueError: naming the argument, its value and what is allowed.
         TypeError: for a method, cohort or callback of another class.
     """
-    _check_integer(arguments, "max_rounds", 1)
-    _check_integer(arguments, "local_epochs", 1)
-    _check_integer(arguments, "min_rounds", 0)
-    _check_integer(arguments, "num_nodes", 1)
-    _check_integer(arguments, "check_val_every_n_round", 1, optional=True)
-    _check_integer(arguments, "check_test_every_n_round", 1, optional=True)
-    _check_integer(arguments, "fast_dev_run", 0)
+    for name, least in _WHOLE_NUMBERS.items():
+        if not (
+            (arguments[name] is None and name in _OPTIONAL)
+            or (name == "fast_dev_run" and isinstance(arguments[name], bool))
+        ):
+            whole_number(name, arguments[name], least)
     if arguments["min_rounds"] > arguments["max_rounds"]:
         raise ValueError(
             f"`min_rounds` must be at most `max_rounds`, {arguments['max_rounds']}, got {arguments['min_rounds']}."
         )
-    clip = arguments["gradient_clip_val"]
-    if clip is not None and not (isinstance(clip, int | float) and not isinstance(clip, bool) and 0 < clip < math.inf):
-        raise ValueError(f"`gradient_clip_val` must be a finite number above 0 or None, got {clip!r}.")
+    if arguments["gradient_clip_val"] is not None:
+        positive("gradient_clip_val", arguments["gradient_clip_val"])
     for stage in ("train", "val", "test"):
         _check_limit(f"limit_{stage}_batches", arguments[f"limit_{stage}_batches"])
     check_clients_per_round(arguments["clients_per_round"])
@@ -75,15 +83,14 @@ def check_arguments(arguments: dict[str, Any]) -> None:
             f"`strategy` must start whole processes, as 'ddp' does, not copies of this one, got"
             f" {arguments['strategy']!r}."
         )
-    _check_choice(arguments, "weighting", get_args(Weighting))
-    _check_choice(arguments, "on_nonfinite", get_args(OnNonfinite))
-    _check_choice(arguments, "client_backend", get_args(ClientBackend))
-    _check_integer(arguments, "stack_chunk_size", 1, optional=True)
+    one_of("weighting", arguments["weighting"], get_args(Weighting))
+    one_of("on_nonfinite", arguments["on_nonfinite"], get_args(OnNonfinite))
+    one_of("client_backend", arguments["client_backend"], get_args(ClientBackend))
     if arguments["stack_chunk_size"] is not None and arguments["client_backend"] != "stacked":
         raise ValueError("`stack_chunk_size` needs `client_backend='stacked'`: nothing else makes stacks.")
-    _check_class("method", arguments["method"], FederatedMethod)
-    _check_class("cohort", arguments["cohort"], Cohort)
-    _check_class("client_states", arguments["client_states"], ClientStates)
+    instance_of("method", arguments["method"], FederatedMethod)
+    instance_of("cohort", arguments["cohort"], Cohort)
+    instance_of("client_states", arguments["client_states"], ClientStates)
     check_callbacks(arguments["callbacks"], arguments["max_rounds"])
     saves = any(isinstance(callback, ModelCheckpoint) for callback in arguments["callbacks"])
     if saves and arguments["enable_checkpointing"] is False:
@@ -123,7 +130,7 @@ def check_callbacks(callbacks: list[Any], max_rounds: int) -> None:
         ValueError: for one with an argument that means nothing here.
     """
     for callback in callbacks:
-        _check_class("callbacks", callback, Callback)
+        instance_of("callbacks", callback, Callback)
         name = type(callback).__name__
         if isinstance(callback, TRAINER_ONLY):
             raise TypeError(
@@ -213,16 +220,6 @@ def reorder_callbacks(callbacks: list[Callback]) -> list[Callback]:
     return sorted(callbacks, key=lambda callback: isinstance(callback, Checkpoint))
 
 
-def _check_integer(arguments: dict[str, Any], name: str, least: int, optional: bool = False) -> None:
-    value = arguments[name]
-    if optional and value is None:
-        return
-    if name == "fast_dev_run" and isinstance(value, bool):
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"`{name}` must be an integer of at least {least}{' or None' * optional}, got {value!r}.")
-
-
 def _check_limit(name: str, value: Any) -> None:
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
         return
@@ -231,14 +228,3 @@ def _check_limit(name: str, value: Any) -> None:
             f"`{name}` must be a number of batches (integer of at least 0), a share (float in [0, 1]) or None,"
             f" got {value!r}."
         )
-
-
-def _check_choice(arguments: dict[str, Any], name: str, choices: tuple[str, ...]) -> None:
-    if arguments[name] not in choices:
-        raise ValueError(f"`{name}` must be one of {', '.join(choices)}, got {arguments[name]!r}.")
-
-
-def _check_class(name: str, value: object, parent: type) -> None:
-    if not isinstance(value, parent):
-        hint = other_package(type(value))
-        raise TypeError(f"`{name}` must be of the class {parent.__module__}.{parent.__name__}, got {value!r}{hint}.")

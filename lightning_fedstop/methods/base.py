@@ -15,6 +15,7 @@ from lightning_fedstop.core.aggregation import Reduce, gather_alone, reduce_alon
 from lightning_fedstop.core.client_states import ClientStates
 from lightning_fedstop.core.parameters import norm
 from lightning_fedstop.methods.motion import Motion
+from lightning_fedstop.utilities.validate import positive
 
 EPSILON = 1e-7
 """Added to a norm before dividing by it."""
@@ -258,32 +259,3 @@ class FederatedMethod:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the state of :meth:`state_dict` back."""
-
-
-def positive(name: str, value: float, owner: object) -> float:
-    """``value``, refused unless it is a finite number above 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise ValueError(f"`{name}` of {type(owner).__name__} must be a finite number above 0, got {value!r}.")
-    return float(value)
-
-
-def not_negative(name: str, value: float, owner: object) -> float:
-    """``value``, refused unless it is a finite number of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-        raise ValueError(f"`{name}` of {type(owner).__name__} must be a finite number of at least 0, got {value!r}.")
-    return float(value)
-
-
-def within_unit(name: str, value: float, owner: object) -> float:
-    """``value``, refused unless it lies in [0, 1]."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise ValueError(f"`{name}` of {type(owner).__name__} must be a number in [0, 1], got {value!r}.")
-    return float(value)
-
-
-def one_of(name: str, value: Any, choices: Sequence[Any], owner: object) -> Any:
-    """``value``, refused unless it is one of ``choices``."""
-    if value not in choices:
-        allowed = ", ".join(map(repr, choices))
-        raise ValueError(f"`{name}` of {type(owner).__name__} must be one of {allowed}, got {value!r}.")
-    return value

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from lightning_fedstop.core.aggregation import RunningSum
-from lightning_fedstop.methods.base import Client, Federation, LocalStep, one_of, positive
+from lightning_fedstop.methods.base import Client, Federation, LocalStep
 from lightning_fedstop.methods.motion import Motion
+from lightning_fedstop.utilities.validate import one_of, positive
 
 ControlGain = Literal["S", "K", "released_code"] | float
 ControlUpdate = Literal["delta", "grad_mean", "option_I"]

@@ -4,16 +4,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from lightning_fedstop.methods.base import (
-    Client,
-    FederatedMethod,
-    Federation,
-    LocalStep,
-    add_scaled,
-    one_of,
-    positive,
-)
+from lightning_fedstop.methods.base import Client, FederatedMethod, Federation, LocalStep, add_scaled
 from lightning_fedstop.methods.duals import Duals, add_proximal_term
+from lightning_fedstop.utilities.validate import one_of, positive
 
 AlphaScaling = Literal["inverse_size"]
 

@@ -1,9 +1,10 @@
 """SCAFFOLD with sharpness-aware local steps."""
 
-from lightning_fedstop.methods.base import LocalStep, not_negative
+from lightning_fedstop.methods.base import LocalStep
 from lightning_fedstop.methods.control_variates import ControlGain, ControlUpdate
 from lightning_fedstop.methods.scaffold import SCAFFOLD
 from lightning_fedstop.methods.sharpness import sharpness_aware_gradient
+from lightning_fedstop.utilities.validate import not_negative
 
 
 class FedGamma(SCAFFOLD):

@@ -5,9 +5,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_fedstop.methods.base import Client, FederatedMethod, Federation, LocalStep, not_negative, one_of
+from lightning_fedstop.methods.base import Client, FederatedMethod, Federation, LocalStep
 from lightning_fedstop.methods.shared_models import SharedModels
 from lightning_fedstop.methods.sharpness import perturbation, scalar_perturbation
+from lightning_fedstop.utilities.validate import not_negative, one_of
 
 Memory = Literal["client", "last_round"]
 LESAMPerturbation = Literal["norm", "released_code"]

@@ -1,7 +1,8 @@
 """FedAvg with a proximal term."""
 
-from lightning_fedstop.methods.base import FederatedMethod, LocalStep, not_negative
+from lightning_fedstop.methods.base import FederatedMethod, LocalStep
 from lightning_fedstop.methods.duals import add_proximal_term
+from lightning_fedstop.utilities.validate import not_negative
 
 
 class FedProx(FederatedMethod):

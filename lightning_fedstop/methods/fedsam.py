@@ -1,7 +1,8 @@
 """FedAvg with sharpness-aware local steps."""
 
-from lightning_fedstop.methods.base import FederatedMethod, LocalStep, not_negative
+from lightning_fedstop.methods.base import FederatedMethod, LocalStep
 from lightning_fedstop.methods.sharpness import sharpness_aware_gradient
+from lightning_fedstop.utilities.validate import not_negative
 
 
 class FedSAM(FederatedMethod):

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from lightning_fedstop.core.aggregation import RunningMean
-from lightning_fedstop.methods.base import Client, Federation, LocalStep, not_negative, one_of
+from lightning_fedstop.methods.base import Client, Federation, LocalStep
 from lightning_fedstop.methods.feddyn import FedDyn
 from lightning_fedstop.methods.sharpness import perturbation
+from lightning_fedstop.utilities.validate import not_negative, one_of
 
 Message = Literal["residual", "mu"]
 

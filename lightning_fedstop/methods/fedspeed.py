@@ -5,9 +5,10 @@ from typing import Literal
 from torch import Tensor
 
 from lightning_fedstop.core.aggregation import RunningMean
-from lightning_fedstop.methods.base import Client, Federation, LocalStep, not_negative, one_of, within_unit
+from lightning_fedstop.methods.base import Client, Federation, LocalStep
 from lightning_fedstop.methods.feddyn import FedDyn
 from lightning_fedstop.methods.sharpness import perturbation
+from lightning_fedstop.utilities.validate import not_negative, one_of, within_unit
 
 DualAverage = Literal["all", "sampled"]
 

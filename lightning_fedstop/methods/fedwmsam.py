@@ -7,10 +7,11 @@ from torch import Tensor
 
 from lightning_fedstop.core.aggregation import RunningMean
 from lightning_fedstop.core.parameters import norm
-from lightning_fedstop.methods.base import Client, Federation, LocalStep, not_negative, one_of, within_unit
+from lightning_fedstop.methods.base import Client, Federation, LocalStep
 from lightning_fedstop.methods.control_variates import ControlGain, ControlUpdate
 from lightning_fedstop.methods.scaffold import SCAFFOLD
 from lightning_fedstop.methods.sharpness import perturbation, scalar_perturbation
+from lightning_fedstop.utilities.validate import not_negative, one_of, within_unit
 
 WMSAMPerturbation = Literal["look_ahead", "official_direction", "released_code"]
 Agreement = Literal["one_plus_cosine", "published"]

@@ -1,6 +1,5 @@
 """Image classification with any timm backbone, reported as the paper reports it."""
 
-import math
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -18,6 +17,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 from lightning_fedstop.models._backbone import build_backbone, exchange_layers, nearest_size, takes
 from lightning_fedstop.models._chance import draws, has_hooks
 from lightning_fedstop.models._compiled import check_compiler, compile_blocks, is_transformed
+from lightning_fedstop.utilities.validate import not_negative, number, positive, whole_number
 
 _RESERVED = {"pretrained", "num_classes", "in_chans", "features_only", "checkpoint_path", "pretrained_cfg_overlay"}
 _SIZES_LOCK = Lock()
@@ -101,10 +101,10 @@ class ImageClassifier(LightningModule):
         super().__init__()
         if num_classes is None:
             raise ValueError("`num_classes` is missing: give the number of classes, at least 2.")
-        num_classes = _whole_number("num_classes", num_classes, 2)
-        in_chans = _whole_number("in_chans", in_chans, 1)
+        num_classes = whole_number("num_classes", num_classes, 2)
+        in_chans = whole_number("in_chans", in_chans, 1)
         if image_size is not None:
-            image_size = _whole_number("image_size", image_size, 1)
+            image_size = whole_number("image_size", image_size, 1)
         _check_rates(lr, momentum, weight_decay, lr_decay)
         _check_plain("backbone_kwargs", backbone_kwargs)
         if reserved := sorted(_RESERVED.intersection(backbone_kwargs or {})):
@@ -275,21 +275,11 @@ def _class_ids(labels: Tensor) -> Tensor:
     return labels.long()
 
 
-def _whole_number(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < least:
-        raise ValueError(f"`{name}` must be a whole number of at least {least}, got {value!r}.")
-    return int(value)
-
-
 def _check_rates(lr: float, momentum: float, weight_decay: float, lr_decay: float) -> None:
-    for name, value, allowed, fine in (
-        ("lr", lr, "above 0", lr > 0),
-        ("momentum", momentum, "from 0 up to, but not including, 1", 0 <= momentum < 1),
-        ("weight_decay", weight_decay, "of at least 0", weight_decay >= 0),
-        ("lr_decay", lr_decay, "above 0 and at most 1", 0 < lr_decay <= 1),
-    ):
-        if not (fine and math.isfinite(value)):
-            raise ValueError(f"`{name}` must be a number {allowed}, got {value!r}.")
+    positive("lr", lr)
+    number("momentum", momentum, "a number in [0, 1)", lambda value: 0 <= value < 1)
+    not_negative("weight_decay", weight_decay)
+    number("lr_decay", lr_decay, "a number in (0, 1]", lambda value: 0 < value <= 1)
 
 
 def _check_plain(name: str, value: Any) -> None:

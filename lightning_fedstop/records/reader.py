@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from lightning_fedstop.records.table import UnreadableError, listed, read_table, rows_by_round, shown, value_of
 from lightning_fedstop.utilities.paths import local_path, walk
+from lightning_fedstop.utilities.validate import whole_number
 
 __all__ = ["Record", "find_records", "read_record", "read_records"]
 
@@ -115,6 +116,8 @@ def read_record(
     >>> record.rounds, record.columns, record.budget
     ([1, 2], {'distance': [1.5, 1.75]}, 2)
     """
+    if budget is not None:
+        whole_number("budget", budget, least=1)
     file = _file_of(local_path(path, "path"))
     table = read_table(file)
     notes = list(table.notes)
@@ -125,7 +128,7 @@ def read_record(
     if file.name == ROUNDS_FILE:  # beside a file of another name they may belong to another run
         summary = _parsed(file.with_name(SUMMARY_FILE), json.loads, notes)
         config = _parsed(file.with_name(CONFIG_FILE), _parse_yaml, notes)
-    allowed = _checked_budget(budget) or _budget(summary, config, last=max(lines))
+    allowed = budget or _budget(summary, config, last=max(lines))
     lines = {round_: rows for round_, rows in lines.items() if budget is None or round_ <= budget}
     if not lines:
         raise ValueError(f"{file} has no row of the first {budget} rounds.")
@@ -165,7 +168,8 @@ def read_records(
         FileNotFoundError: If a path does not exist, or holds no record.
         ValueError: If a record that was named itself cannot be read, or none that was found.
     """
-    _checked_budget(budget)
+    if budget is not None:
+        whole_number("budget", budget, least=1)
     found = _found(paths)
     records: list[Record] = []
     refusals: list[ValueError] = []
@@ -282,12 +286,6 @@ def _parsed(path: Path, parse: Callable[[str], Any], notes: list[str]) -> dict[s
         reason = type(error).__name__
     notes.append(f"{path.name} cannot be read and was left out ({reason})")
     return {}
-
-
-def _checked_budget(budget: int | None) -> int | None:
-    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 1):
-        raise ValueError(f"`budget` must be a whole number of rounds of at least 1, got {budget!r}.")
-    return budget
 
 
 def _budget(summary: Mapping[str, Any], config: Mapping[str, Any], last: int) -> int:

@@ -14,7 +14,7 @@ from lightning_fedstop.records.reader import Record
 from lightning_fedstop.stopping.criteria.consensus import ConsensusCriterion
 from lightning_fedstop.stopping.criteria.task_vector import StopDecision, StoppingReason, TaskVectorCriterion, Variant
 from lightning_fedstop.stopping.criteria.validation import ValidationCriterion
-from lightning_fedstop.utilities.validate import require_choice, require_count, require_positive
+from lightning_fedstop.utilities.validate import one_of, positive, whole_number
 
 __all__ = ["RULES", "SHIFTS", "VARIANTS", "Stop", "available_rules", "in_percent", "replay", "replay_table"]
 
@@ -153,7 +153,7 @@ def replay_table(
         for patience in patiences:
             _check(threshold, patience, min_rounds, variant, shift, check_every_n_rounds)
     for rule in rules or ():
-        require_choice("rule", rule, RULES)
+        one_of("rule", rule, RULES)
     stops = []
     for record in records:
         allowed = list(rules) if rules else available_rules(record, shift)
@@ -190,12 +190,12 @@ def in_percent(values: Sequence[float]) -> list[float]:
 
 
 def _check(threshold: float, patience: int, min_rounds: int, variant: str, shift: str, every: int) -> None:
-    require_count("check_every_n_rounds", every, least=1)
-    require_positive("threshold", threshold)
-    require_count("patience", patience, least=1)
-    require_count("min_rounds", min_rounds, least=0)
-    require_choice("variant", variant, VARIANTS)
-    require_choice("shift", shift, SHIFTS)
+    whole_number("check_every_n_rounds", every, least=1)
+    positive("threshold", threshold)
+    whole_number("patience", patience, least=1)
+    whole_number("min_rounds", min_rounds, least=0)
+    one_of("variant", variant, VARIANTS)
+    one_of("shift", shift, SHIFTS)
 
 
 def _columns_of(rule: str, shift: str) -> list[str]:
@@ -210,7 +210,7 @@ def _has_values(record: Record, column: str) -> bool:
 
 def _observations(record: Record, rule: str, shift: str, every: int) -> tuple[list[int], list[tuple[float, ...]]]:
     """The rounds that a rule decides in, and what it looks at in each."""
-    require_choice("rule", rule, RULES)
+    one_of("rule", rule, RULES)
     found = []
     for column in _columns_of(rule, shift):
         try:

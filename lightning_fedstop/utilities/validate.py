@@ -1,40 +1,66 @@
-"""Checks of the arguments that the stopping criteria and their callbacks share."""
+"""Checks of arguments: a value of another type is a ``TypeError``, one out of its range a ``ValueError``."""
 
 import math
 import operator
+from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Any
 
 
-def require_positive(name: str, value: Any) -> float:
-    """``value`` as a float, if it is a finite number above 0.
+def number(name: str, value: Any, allowed: str, fits: Callable[[float], bool], owner: object = None) -> float:
+    """Return ``value`` as a float, refused unless it is a number that fits.
+
+    Args:
+        name: The argument's name.
+        value: What was given for it.
+        allowed: The words for what is allowed, as in "a number in [0, 1]".
+        fits: The range; NaN fits no comparison.
+        owner: The object that was given it, for the message.
 
     Raises:
-        TypeError: If ``value`` is not a number.
-        ValueError: If ``value`` is not finite or not above 0.
+        TypeError: If ``value`` is not a number (``True`` is none).
+        ValueError: If it does not fit.
 
-    >>> require_positive("threshold", 1)
-    1.0
+    >>> number("momentum", 0.9, "a number in [0, 1)", lambda value: 0 <= value < 1)
+    0.9
     """
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"`{name}` must be a finite number above 0, got {value!r}.")
-    number = float(value)
-    if not (math.isfinite(number) and number > 0):
-        raise ValueError(f"`{name}` must be a finite number above 0, got {value!r}.")
-    return number
+        raise TypeError(_wrong(name, value, allowed, owner))
+    if not fits(float(value)):
+        raise ValueError(_wrong(name, value, allowed, owner))
+    return float(value)
 
 
-def require_count(name: str, value: Any, least: int) -> int:
-    """``value`` as an int, if it is an integer of at least ``least``.
+def positive(name: str, value: Any, owner: object = None) -> float:
+    """Return ``value`` as a float, refused unless it is finite and above 0.
+
+    >>> positive("threshold", 1)
+    1.0
+    """
+    return number(name, value, "a finite number above 0", lambda value: 0 < value < math.inf, owner)
+
+
+def not_negative(name: str, value: Any, owner: object = None) -> float:
+    """Return ``value`` as a float, refused unless it is finite and at least 0."""
+    return number(name, value, "a finite number of at least 0", lambda value: 0 <= value < math.inf, owner)
+
+
+def within_unit(name: str, value: Any, owner: object = None) -> float:
+    """Return ``value`` as a float, refused unless it lies in [0, 1]."""
+    return number(name, value, "a number in [0, 1]", lambda value: 0 <= value <= 1, owner)
+
+
+def whole_number(name: str, value: Any, least: int, owner: object = None) -> int:
+    """Return ``value`` as an int, refused unless it is an integer of at least ``least``.
 
     Raises:
         TypeError: If ``value`` is not an integer (``True`` and ``10.0`` are not).
-        ValueError: If ``value`` is below ``least``.
+        ValueError: If it is below ``least``.
 
-    >>> require_count("patience", 10, least=1)
+    >>> whole_number("patience", 10, least=1)
     10
     """
-    wrong = f"`{name}` must be an integer of at least {least}, got {value!r}."
+    wrong = _wrong(name, value, f"an integer of at least {least}", owner)
     if isinstance(value, bool):
         raise TypeError(wrong)
     try:
@@ -46,29 +72,47 @@ def require_count(name: str, value: Any, least: int) -> int:
     return count
 
 
-def require_flag(name: str, value: Any) -> bool:
-    """``value``, if it is ``True`` or ``False``.
+def flag(name: str, value: Any, owner: object = None) -> bool:
+    """Return ``value``, refused with a ``TypeError`` unless it is ``True`` or ``False``.
 
-    Raises:
-        TypeError: If ``value`` is anything else.
-
-    >>> require_flag("verbose", False)
+    >>> flag("verbose", False)
     False
     """
     if not isinstance(value, bool):
-        raise TypeError(f"`{name}` must be True or False, got {value!r}.")
+        raise TypeError(_wrong(name, value, "True or False", owner))
     return value
 
 
-def require_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
-    """``value``, if it is one of ``choices``.
+def one_of(name: str, value: Any, choices: Sequence[Any], owner: object = None) -> Any:
+    """Return ``value``, refused with a ``ValueError`` unless it is among ``choices``.
 
-    Raises:
-        ValueError: If it is not.
-
-    >>> require_choice("variant", "paper", ("paper", "released_code"))
+    >>> one_of("variant", "paper", ("paper", "released_code"))
     'paper'
     """
     if value not in choices:
-        raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}.")
-    return str(value)
+        raise ValueError(_wrong(name, value, f"one of {', '.join(map(repr, choices))}", owner))
+    return value
+
+
+def instance_of(name: str, value: Any, parent: type) -> None:
+    """Refuse ``value`` with a ``TypeError`` unless it is an instance of ``parent``."""
+    if not isinstance(value, parent):
+        hint = other_package(type(value))
+        allowed = f"of the class {parent.__module__}.{parent.__name__}"
+        raise TypeError(f"`{name}` must be {allowed}, got {value!r}{hint}.")
+
+
+def other_package(kind: type) -> str:
+    """Hint at ``lightning.pytorch`` for a class of ``pytorch_lightning``; empty for any other.
+
+    >>> other_package(dict)
+    ''
+    """
+    if any(base.__module__.partition(".")[0] == "pytorch_lightning" for base in kind.__mro__):
+        return "; `pytorch_lightning` is another package: import from `lightning.pytorch` instead"
+    return ""
+
+
+def _wrong(name: str, value: Any, allowed: str, owner: object) -> str:
+    of = "" if owner is None else f" of {type(owner).__name__}"
+    return f"`{name}`{of} must be {allowed}, got {value!r}."

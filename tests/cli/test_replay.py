@@ -208,7 +208,7 @@ def test_what_is_odd_is_told_on_stderr(root, capsys):
         (["a_1", "--patience", "0"], "`patience` must be an integer of at least 1, got 0."),
         (["a_1", "--patience", "1.5"], "argument --patience: must be a whole number, got '1.5'."),
         (["a_1", "--min_rounds", "-1"], "`min_rounds` must be an integer of at least 0, got -1."),
-        (["a_1", "--budget", "0"], "`budget` must be a whole number of rounds of at least 1, got 0."),
+        (["a_1", "--budget", "0"], "`budget` must be an integer of at least 1, got 0."),
         (["a_1", "--rule", "val_f1"], "argument --rule: invalid choice: 'val_f1'"),
         (["a_1", "--format", "html"], "argument --format: invalid choice: 'html'"),
         (["a_1", "--rule", "consensus"], "The rule 'consensus' needs the column 'consensus/shift': a_1 has no column"),

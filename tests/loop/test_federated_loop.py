@@ -89,7 +89,7 @@ def test_check_test_every_n_round_fills_the_record_and_changes_no_bit(tmp_path, 
 
 
 def test_check_test_every_n_round_is_checked(tmp_path):
-    with pytest.raises(ValueError, match="`check_test_every_n_round` must be an integer of at least 1 or None, got 0"):
+    with pytest.raises(ValueError, match="`check_test_every_n_round` must be an integer of at least 1, got 0"):
         fit(tmp_path, check_test_every_n_round=0)
 
 

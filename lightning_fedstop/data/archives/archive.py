@@ -14,7 +14,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from lightning_fedstop.data.archives.decoded import DecodedArrays
-from lightning_fedstop.utilities.numbers import IntArray, label_vector
+from lightning_fedstop.data.classes import IntArray, label_vector
 from lightning_fedstop.utilities.paths import local_path
 
 SPLITS = ("train", "val", "test")

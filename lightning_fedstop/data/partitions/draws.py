@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_fedstop.core.seeding import derive_seed
-from lightning_fedstop.utilities.numbers import IntArray
+from lightning_fedstop.data.classes import IntArray
 
 FloatArray = NDArray[np.float64]
 

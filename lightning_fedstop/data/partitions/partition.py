@@ -14,13 +14,13 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 from rich.table import Table
 
-from lightning_fedstop.data.classes import are_tabulated, class_ids, class_numbers
+from lightning_fedstop.data.classes import IntArray, are_tabulated, class_ids, class_numbers
 from lightning_fedstop.data.partitions.picture import draw_clients
 from lightning_fedstop.data.partitions.skew import Skew
 from lightning_fedstop.data.partitions.table import as_text, clients_table
 from lightning_fedstop.utilities.extras import require_extra
-from lightning_fedstop.utilities.numbers import IntArray, whole_number
 from lightning_fedstop.utilities.paths import local_path
+from lightning_fedstop.utilities.validate import whole_number
 
 _KEYS = ("indices", "offsets", "num_samples", "fingerprint", "skew", "seed")
 

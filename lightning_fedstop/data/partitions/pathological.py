@@ -6,7 +6,7 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 
-from lightning_fedstop.utilities.numbers import IntArray
+from lightning_fedstop.data.classes import IntArray
 
 
 def holders_per_class(

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from lightning_fedstop.data.classes import class_ids, class_numbers, unlabelled
+from lightning_fedstop.data.classes import IntArray, class_ids, class_numbers, unlabelled
 from lightning_fedstop.data.partitions.draws import (
     by_class,
     client_prior_draw,
@@ -24,7 +24,7 @@ from lightning_fedstop.data.partitions.draws import (
     softmax,
 )
 from lightning_fedstop.data.partitions.pathological import deal_classes, holders_per_class, split_classes, warn_of_gaps
-from lightning_fedstop.utilities.numbers import IntArray, one_of, positive_number, whole_number
+from lightning_fedstop.utilities.validate import one_of, positive, whole_number
 
 Variant = Literal["paper", "released_code"]
 # A skew of one's own may hold a value for each sample.
@@ -156,7 +156,7 @@ class DirichletSkew(Skew):
     def __init__(
         self, concentration: float = 0.1, variant: Variant = "paper", min_samples: int = 1, balance: bool = False
     ) -> None:
-        self.concentration = positive_number("concentration", concentration)
+        self.concentration = positive("concentration", concentration)
         self.variant = one_of("variant", variant, ("paper", "released_code"))
         self.min_samples = whole_number("min_samples", min_samples, 0)
         self.balance = bool(balance)
@@ -289,7 +289,7 @@ class QuantitySkew(Skew):
     needs_labels = False
 
     def __init__(self, concentration: float = 0.1, min_samples: int = 1, variant: Variant = "paper") -> None:
-        self.concentration = positive_number("concentration", concentration)
+        self.concentration = positive("concentration", concentration)
         self.min_samples = whole_number("min_samples", min_samples, 0)
         self.variant = one_of("variant", variant, ("paper", "released_code"))
 

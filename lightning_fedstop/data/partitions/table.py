@@ -7,7 +7,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from lightning_fedstop.utilities.numbers import IntArray
+from lightning_fedstop.data.classes import IntArray
 
 _MANY_CLIENTS = 20
 _MANY_CLASSES = 12

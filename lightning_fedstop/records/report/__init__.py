@@ -16,7 +16,7 @@ from lightning_fedstop.records.report.page import Settings, build_page
 from lightning_fedstop.records.report.runs import Run
 from lightning_fedstop.utilities.files import atomic_file
 from lightning_fedstop.utilities.paths import local_path
-from lightning_fedstop.utilities.validate import require_count, require_positive
+from lightning_fedstop.utilities.validate import positive, whole_number
 
 __all__ = ["Report", "write_report"]
 
@@ -113,7 +113,7 @@ def _settings(
         if not values:
             raise ValueError(f"`{name}` must hold at least one value.")
     for value in (chosen.threshold, *chosen.thresholds):
-        require_positive("threshold", value)
+        positive("threshold", value)
     for count in (chosen.patience, *chosen.patiences):
-        require_count("patience", count, least=1)
+        whole_number("patience", count, least=1)
     return chosen

@@ -13,7 +13,7 @@ from lightning_utilities.core.rank_zero import rank_prefixed_message, rank_zero_
 from lightning_fedstop.stopping.callbacks.federated_trainer import has_trained
 from lightning_fedstop.stopping.callbacks.history import History
 from lightning_fedstop.stopping.criteria.decision import Criterion, StopDecision, StoppingReason
-from lightning_fedstop.utilities.validate import require_count, require_flag
+from lightning_fedstop.utilities.validate import flag, whole_number
 
 # Below Lightning's own logger, whose handler and level it shares: the line on a stop is seen as the Trainer's own are.
 log = logging.getLogger("lightning.pytorch.fedstop")
@@ -63,9 +63,9 @@ class CriterionCallback(pl.Callback):
         self.criterion = criterion
         if check_every_n_steps is None:
             check_every_n_epochs = 1 if check_every_n_epochs is None else check_every_n_epochs
-            require_count("check_every_n_epochs", check_every_n_epochs, least=1)
+            whole_number("check_every_n_epochs", check_every_n_epochs, least=1)
         elif check_every_n_epochs is None:
-            require_count("check_every_n_steps", check_every_n_steps, least=1)
+            whole_number("check_every_n_steps", check_every_n_steps, least=1)
         else:
             raise ValueError(
                 "Only one of `check_every_n_epochs` and `check_every_n_steps` can be given, got "
@@ -73,9 +73,9 @@ class CriterionCallback(pl.Callback):
             )
         self.check_every_n_epochs = check_every_n_epochs
         self.check_every_n_steps = check_every_n_steps
-        self.verbose = require_flag("verbose", verbose)
-        self.log_rank_zero_only = require_flag("log_rank_zero_only", log_rank_zero_only)
-        self.observe_only = require_flag("observe_only", observe_only)
+        self.verbose = flag("verbose", verbose)
+        self.log_rank_zero_only = flag("log_rank_zero_only", log_rank_zero_only)
+        self.observe_only = flag("observe_only", observe_only)
         self._fresh_criterion = criterion.state_dict()
         self.log_name = self.log_prefix
         self._keeps_its_state = False

@@ -13,7 +13,7 @@ from lightning_fedstop.stopping.callbacks.base import CriterionCallback, is_dry_
 from lightning_fedstop.stopping.callbacks.federated_trainer import FederatedTrainer, has_trained
 from lightning_fedstop.stopping.criteria.consensus import ConsensusCriterion, ConsensusDecision
 from lightning_fedstop.stopping.criteria.decision import StoppingReason
-from lightning_fedstop.utilities.validate import require_choice
+from lightning_fedstop.utilities.validate import one_of
 
 Shift: TypeAlias = Literal["mean_vector", "mean_norm"]
 _SHIFTS = ("mean_vector", "mean_norm")
@@ -64,8 +64,7 @@ class ConsensusEarlyStopping(CriterionCallback):
         log_rank_zero_only: bool = False,
         observe_only: bool = False,
     ) -> None:
-        require_choice("shift", shift, _SHIFTS)
-        self.shift: Shift = shift
+        self.shift: Shift = one_of("shift", shift, _SHIFTS)
         criterion = ConsensusCriterion(threshold, patience, min_rounds, check_finite)
         super().__init__(criterion, None, verbose, log_rank_zero_only, observe_only)
 

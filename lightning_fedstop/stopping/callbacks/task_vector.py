@@ -14,7 +14,7 @@ from lightning_fedstop.stopping.callbacks.base import CriterionCallback, is_dry_
 from lightning_fedstop.stopping.callbacks.federated_trainer import FederatedTrainer
 from lightning_fedstop.stopping.callbacks.sharding import refuse_sharding, refuse_shards
 from lightning_fedstop.stopping.criteria.task_vector import Decision, StoppingReason, TaskVectorCriterion, Variant
-from lightning_fedstop.utilities.validate import require_choice, require_flag
+from lightning_fedstop.utilities.validate import flag, one_of
 
 
 class TaskVectorEarlyStopping(CriterionCallback):
@@ -105,9 +105,9 @@ class TaskVectorEarlyStopping(CriterionCallback):
         check_every_n_steps: int | None = None,
     ) -> None:
         if average is not None:
-            require_choice("average", average, ("saturation",))
+            one_of("average", average, ("saturation",))
         self.saturation_average = None if average is None else SaturationAverage()
-        device = "cpu" if require_flag("start_weights_on_cpu", start_weights_on_cpu) else None
+        device = "cpu" if flag("start_weights_on_cpu", start_weights_on_cpu) else None
         criterion = TaskVectorCriterion(threshold, patience, min_rounds, check_finite, variant, device)
         super().__init__(
             criterion, check_every_n_epochs, verbose, log_rank_zero_only, observe_only, check_every_n_steps

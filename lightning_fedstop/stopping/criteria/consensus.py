@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightning_fedstop.stopping.criteria.decision import StoppingReason
-from lightning_fedstop.utilities.validate import require_count, require_flag, require_positive
+from lightning_fedstop.utilities.validate import flag, positive, whole_number
 
 _EPSILON = 1e-12
 _FIRST_COUNTED_ROUND = 2
@@ -111,10 +111,10 @@ class ConsensusCriterion:
     def __init__(
         self, threshold: float = 0.1, patience: int = 10, min_rounds: int = 0, check_finite: bool = True
     ) -> None:
-        self.threshold = require_positive("threshold", threshold)
-        self.patience = require_count("patience", patience, least=1)
-        self.min_rounds = require_count("min_rounds", min_rounds, least=0)
-        self.check_finite = require_flag("check_finite", check_finite)
+        self.threshold = positive("threshold", threshold)
+        self.patience = whole_number("patience", patience, least=1)
+        self.min_rounds = whole_number("min_rounds", min_rounds, least=0)
+        self.check_finite = flag("check_finite", check_finite)
         self.start()
 
     def start(self, parameters: Any = None) -> None:

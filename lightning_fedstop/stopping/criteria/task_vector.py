@@ -19,7 +19,7 @@ from lightning_fedstop.stopping.criteria.distance import (
     task_vector,
     task_vector_distance,
 )
-from lightning_fedstop.utilities.validate import require_choice, require_count, require_flag, require_positive
+from lightning_fedstop.utilities.validate import flag, one_of, positive, whole_number
 
 __all__ = [
     "Criterion",
@@ -167,12 +167,11 @@ class TaskVectorCriterion:
         variant: Variant = "paper",
         start_device: str | None = None,
     ) -> None:
-        self.threshold = require_positive("threshold", threshold)
-        self.patience = require_count("patience", patience, least=1)
-        self.min_rounds = require_count("min_rounds", min_rounds, least=0)
-        self.check_finite = require_flag("check_finite", check_finite)
-        require_choice("variant", variant, _VARIANTS)
-        self.variant: Variant = variant
+        self.threshold = positive("threshold", threshold)
+        self.patience = whole_number("patience", patience, least=1)
+        self.min_rounds = whole_number("min_rounds", min_rounds, least=0)
+        self.check_finite = flag("check_finite", check_finite)
+        self.variant: Variant = one_of("variant", variant, _VARIANTS)
         self.start_device = start_device
         self._start: list[Any] | None = None
         self._reset()

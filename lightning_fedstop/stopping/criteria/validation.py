@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from lightning_fedstop.stopping.criteria.decision import StoppingReason
-from lightning_fedstop.utilities.validate import require_choice, require_count, require_positive
+from lightning_fedstop.utilities.validate import one_of, positive, whole_number
 
 Mode: TypeAlias = Literal["min", "max"]
 _MODES = ("min", "max")
@@ -114,11 +114,10 @@ class ValidationCriterion:
     """
 
     def __init__(self, threshold: float = 0.01, patience: int = 10, mode: Mode = "min", min_rounds: int = 0) -> None:
-        self.threshold = require_positive("threshold", threshold)
-        self.patience = require_count("patience", patience, least=1)
-        require_choice("mode", mode, _MODES)
-        self.mode: Mode = mode
-        self.min_rounds = require_count("min_rounds", min_rounds, least=0)
+        self.threshold = positive("threshold", threshold)
+        self.patience = whole_number("patience", patience, least=1)
+        self.mode: Mode = one_of("mode", mode, _MODES)
+        self.min_rounds = whole_number("min_rounds", min_rounds, least=0)
         self.start()
 
     def start(self, parameters: Any = None) -> None:

@@ -622,7 +622,10 @@ def test_convnextv2_in_single_precision(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"client_backend": "vectorised"}, "`client_backend` must be one of auto, sequential, threads, stacked"),
+        (
+            {"client_backend": "vectorised"},
+            "`client_backend` must be one of 'auto', 'sequential'",
+        ),
         ({"client_backend": "stacked", "stack_chunk_size": 0}, "`stack_chunk_size` must be an integer of at least 1"),
         ({"stack_chunk_size": 4}, "`stack_chunk_size` needs `client_backend='stacked'`"),
     ],
