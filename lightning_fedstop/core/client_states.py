@@ -95,7 +95,7 @@ class ClientStates:
         """The round is void: forget what was written in it."""
         self._pending = None
 
-    def take_changed(self) -> dict[Key, Tensor]:
+    def pop_changed(self) -> dict[Key, Tensor]:
         """The vectors that have changed since this was asked for last, as they are stored."""
         changed = {key: vector for key in self._changed if (vector := self._backend.read(key)) is not None}
         self._changed = set()

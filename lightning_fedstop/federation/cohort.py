@@ -116,7 +116,7 @@ def cohort_size(clients_per_round: int | float, num_clients: int) -> int:
     return clients_per_round
 
 
-def deal(clients: Sequence[int], work: Sequence[int], num_ranks: int) -> list[list[int]]:
+def assign_clients(clients: Sequence[int], work: Sequence[int], num_ranks: int) -> list[list[int]]:
     """Deal clients to processes by work, longest first, each to the process that has least.
 
     Args:
@@ -127,13 +127,13 @@ def deal(clients: Sequence[int], work: Sequence[int], num_ranks: int) -> list[li
     Returns:
         One list of clients for each process, some maybe empty.
 
-    >>> deal([0, 1, 2], work=[10, 90, 70], num_ranks=2)
+    >>> assign_clients([0, 1, 2], work=[10, 90, 70], num_ranks=2)
     [[1], [2, 0]]
     """
-    hands: list[list[int]] = [[] for _ in range(num_ranks)]
+    assignment: list[list[int]] = [[] for _ in range(num_ranks)]
     loads = [(0, rank) for rank in range(num_ranks)]
     for client in sorted(clients, key=lambda client: (-work[client], client)):
         load, rank = heapq.heappop(loads)
-        hands[rank].append(client)
+        assignment[rank].append(client)
         heapq.heappush(loads, (load + work[client], rank))
-    return hands
+    return assignment

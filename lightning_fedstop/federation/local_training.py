@@ -1,8 +1,12 @@
 """The one local training loop of the package."""
 
 import inspect
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,19 +23,120 @@ from lightning_fedstop.core.aggregation import RunningMean
 from lightning_fedstop.core.module_state import overwrite, untrained_tensors
 from lightning_fedstop.core.parameters import FlatParameters, is_finite, norm
 from lightning_fedstop.core.seeding import seeded
-from lightning_fedstop.federation.job import ClientResult, Job, LocalUpdate, naming_client
 from lightning_fedstop.methods.base import Client, FederatedMethod, LocalStep
 from lightning_fedstop.methods.motion import Motion
-from lightning_fedstop.module.batches import BatchTransfer
+from lightning_fedstop.module.batches import BatchTransfer, limited, limited_length
 from lightning_fedstop.module.hooks import OPTIMIZER_HOOKS, Hooks
 from lightning_fedstop.module.logged import ResultCollector
 from lightning_fedstop.module.loss_scale import LossScale
 from lightning_fedstop.module.optimizer import LocalSolver
 from lightning_fedstop.module.statistics import frozen_statistics
-from lightning_fedstop.module.step_io import LocalProgress, limited, local_progress, loss_of, told
+from lightning_fedstop.module.training_pass import batch_end_outputs, loss_of
 
 CallHook = Callable[..., list[Any]]
 """Calls a hook of all callbacks and of the module, and gives what they return."""
+
+
+@dataclass
+class LocalProgress:
+    """The place of a client in its local training.
+
+    Attributes:
+        batches: its loader.
+        limit: see :func:`limited`.
+        batch_idx: the batch that is trained on, by its number in the local epoch; -1 before the first.
+    """
+
+    batches: Iterable[Any]
+    limit: int | float | None
+    batch_idx: int = -1
+
+    @property
+    def is_last_batch(self) -> bool:
+        """Whether the batch is the last of its epoch; False where their number is not known."""
+        return self.batch_idx + 1 == limited_length(self.batches, self.limit)
+
+
+local_progress: ContextVar[LocalProgress | None] = ContextVar("local_progress", default=None)
+"""The progress of the client that is trained in this thread, ``None`` outside of local training."""
+
+
+@dataclass
+class LocalUpdate:
+    """What a client sends back.
+
+    Attributes:
+        delta: shape ``(d,)``; Delta_m, the last local model minus the global model, in the global model's dtype.
+        steps: K_m, the local steps taken.
+    """
+
+    delta: Tensor
+    steps: int
+
+
+@dataclass
+class ClientResult:
+    """A client at the end of its local steps, where several train at once.
+
+    Attributes:
+        steps: the local steps it took.
+        x: shape ``(d,)``; its local model.
+        state: buffers and frozen parameters that its training may have changed, by name.
+        vectors: what the method left in ``client.vectors``.
+        logged: what was logged, for :meth:`ResultCollector.merge`.
+    """
+
+    steps: int
+    x: Tensor
+    state: dict[str, Tensor]
+    vectors: dict[str, Tensor]
+    logged: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Job:
+    """A client's part in a round.
+
+    Attributes:
+        client: who trains.
+        make_batches: makes the client's loader anew; it is iterated once per local epoch.
+        seed: of the global random generators while the client trains.
+    """
+
+    client: Client
+    make_batches: Callable[[], Iterable[Any]]
+    seed: int
+
+
+@contextmanager
+def naming_client(client: Client) -> Iterator[None]:
+    """Add to an exception inside the block whose training raised it; its class and its text stay as they are."""
+    try:
+        yield
+    except Exception as error:
+        sentence = f"It was raised in the training of client {client.index} in round {client.round}."
+        if sys.version_info >= (3, 11):
+            error.add_note(sentence)
+        else:
+            rank_zero_warn(f"{type(error).__name__}: {error}. {sentence}")
+        raise
+
+
+@dataclass(frozen=True)
+class LocalSettings:
+    """Settings of local training.
+
+    Attributes:
+        local_epochs: E, passes over a client's data.
+        gradient_clip_val: C, the largest norm of the corrected gradient, or ``None``.
+        limit_train_batches: at most this many batches of a client (int), or this share (float), in each local epoch.
+        drop_single_sample_batches: leave out batches of one sample.
+    """
+
+    local_epochs: int = 1
+    gradient_clip_val: float | None = None
+    limit_train_batches: int | float | None = None
+    drop_single_sample_batches: bool = False
 
 
 class LocalTrainer:
@@ -48,10 +153,7 @@ class LocalTrainer:
         transfer: brings a batch to the device.
         collector: takes what the module logs.
         call_hook: calls the batch hooks of callbacks and module.
-        local_epochs: E, passes over a client's data.
-        gradient_clip_val: C, the largest norm of the corrected gradient, or ``None``.
-        limit_train_batches: at most this many batches of a client (int), or this share (float), in each local epoch.
-        drop_single_sample_batches: leave out batches of one sample.
+        settings: epochs, clip and limits.
 
     Attributes:
         finished: when each of those that train at once had no client left, by ``time.perf_counter``.
@@ -67,10 +169,7 @@ class LocalTrainer:
         transfer: BatchTransfer,
         collector: ResultCollector,
         call_hook: CallHook,
-        local_epochs: int,
-        gradient_clip_val: float | None,
-        limit_train_batches: int | float | None,
-        drop_single_sample_batches: bool = False,
+        settings: LocalSettings,
     ) -> None:
         self.module = module
         self.method = method
@@ -82,10 +181,7 @@ class LocalTrainer:
         self.transfer = transfer
         self.collector = collector
         self.call_hook = call_hook
-        self.local_epochs = local_epochs
-        self.gradient_clip_val = gradient_clip_val
-        self.limit_train_batches = limit_train_batches
-        self.drop_single_sample_batches = drop_single_sample_batches
+        self.settings = settings
         self.finished: list[float] = []
         self.loss_scale = LossScale(self.precision)
         self.scaler = self.loss_scale.scaler
@@ -121,7 +217,7 @@ class LocalTrainer:
     def _start(self, job: Job, load_global: Callable[[], None]) -> Iterable[Any]:
         with naming_client(job.client):
             batches = job.make_batches()
-            local_progress.set(LocalProgress(batches, self.limit_train_batches))
+            local_progress.set(LocalProgress(batches, self.settings.limit_train_batches))
             load_global()
             self.start_client(job.client)
             self.call_hook("on_client_start", job.client.index)
@@ -143,7 +239,7 @@ class LocalTrainer:
 
     def take_steps(self, client: Client, batches: Iterable[Any]) -> int:
         """Take a started client's local steps, after which the module holds its local model; gives their number."""
-        local_progress.set(LocalProgress(batches, self.limit_train_batches))
+        local_progress.set(LocalProgress(batches, self.settings.limit_train_batches))
         self._prepare(client, batches)
         steps = self._step_through(client, batches)
         self.collector.start_batch(None)
@@ -192,7 +288,7 @@ class LocalTrainer:
     def _epochs(self, batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """A client's batches on the device, all local epochs of them, each with its number in its epoch."""
         progress = local_progress.get()
-        for _ in range(self.local_epochs):
+        for _ in range(self.settings.local_epochs):
             for batch_idx, batch in self.epoch(batches):
                 if progress is not None:
                     progress.batch_idx = batch_idx
@@ -203,9 +299,9 @@ class LocalTrainer:
 
     def epoch(self, batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """One local epoch's batches on the device, without those that are left out."""
-        for batch_idx, batch in enumerate(limited(batches, self.limit_train_batches)):
+        for batch_idx, batch in enumerate(limited(batches, self.settings.limit_train_batches)):
             batch = self.transfer(batch)
-            if not (self.drop_single_sample_batches and extract_batch_size(batch) == 1):
+            if not (self.settings.drop_single_sample_batches and extract_batch_size(batch) == 1):
                 yield batch_idx, batch
 
     def _full_gradient(self, batches: Iterable[Any]) -> Tensor:
@@ -262,7 +358,7 @@ class LocalTrainer:
                 self.parameters.grad.mul_(self.scaler.get_scale())
             self.solver.step(self.precision)
             self._count(client, outputs)
-        return told(outputs[0]) if outputs else {}
+        return batch_end_outputs(outputs[0]) if outputs else {}
 
     def _count(self, client: Client, outputs: Sequence[Any]) -> None:
         if outputs[0] is not None and not self._overflowed:
@@ -359,11 +455,12 @@ class LocalTrainer:
 
     def _clip(self, grad: Tensor) -> None:
         """V * min(1, C / (||v|| + 1e-6)), over the whole trainable vector, the last dimension."""
+        limit = self.settings.gradient_clip_val
         if self._owns_clipping:
-            self.module.configure_gradient_clipping(self.solver.optimizer, self.gradient_clip_val, None)
-        elif self.gradient_clip_val is not None:
+            self.module.configure_gradient_clipping(self.solver.optimizer, limit, None)
+        elif limit is not None:
             length = norm(grad, keepdim=True) + 1e-6
             # On a CPU no device waits for the host: a gradient that is short enough needs no further operation.
-            if length.device.type != "cpu" or length.numel() > 1 or not float(length) <= self.gradient_clip_val:
-                scale = (self.gradient_clip_val / length).clamp(max=1.0)
+            if length.device.type != "cpu" or length.numel() > 1 or not float(length) <= limit:
+                scale = (limit / length).clamp(max=1.0)
                 grad.mul_(scale.to(torch.promote_types(grad.dtype, torch.float32)))

@@ -18,13 +18,11 @@ from lightning_fedstop.core.parameters import is_finite
 from lightning_fedstop.core.processes import gather, reduce
 from lightning_fedstop.core.seeding import derive_seed, torch_generator
 from lightning_fedstop.core.state_mean import StateMean
-from lightning_fedstop.federation.cohort import Cohort, cohort_size, deal
+from lightning_fedstop.federation.cohort import Cohort, assign_clients, cohort_size
 from lightning_fedstop.federation.distance import DistanceFromStart
-from lightning_fedstop.federation.job import Job, LocalUpdate
-from lightning_fedstop.federation.local_training import CallHook, LocalTrainer
+from lightning_fedstop.federation.local_training import CallHook, Job, LocalTrainer, LocalUpdate, local_progress
 from lightning_fedstop.methods.base import Client, FederatedMethod, Federation
-from lightning_fedstop.module.client_data import LocalBatches, client_sizes
-from lightning_fedstop.module.step_io import local_progress
+from lightning_fedstop.module.batches import LocalBatches, client_sizes
 
 Weighting = Literal["uniform", "samples"]
 OnNonfinite = Literal["stop", "drop", "keep"]
@@ -169,7 +167,7 @@ class Server:
             self.sizes,
             states,
             self.parameters.sizes,
-            trainer.local_epochs,
+            trainer.settings.local_epochs,
             getattr(datamodule, "batch_size", None),
             trainer.solver.is_plain_sgd,
             self.reduce,
@@ -249,13 +247,13 @@ class Server:
         self._state = state = StateMean(self.trainer.module, self.parameters.parameters)
         tally = Tally()
         loss_scale = self.trainer.loss_scale
-        hands = deal(clients, self.sizes, self.fabric.world_size)
-        self._move_states(hands)
+        assignment = assign_clients(clients, self.sizes, self.fabric.world_size)
+        self._move_states(assignment)
         self.states.begin()
         loss_scale.begin_round()
         # A module in bfloat16 starts from a rounded theta: the rounding is no part of an update, nor of a distance.
         start = self.theta.to(self.parameters.vector.dtype).to(self.theta.dtype)
-        jobs = [self._job(round, index, start) for index in hands[self.fabric.global_rank]]
+        jobs = [self._job(round, index, start) for index in assignment[self.fabric.global_rank]]
         for client, update in self.trainer.run(jobs, self._load_global):
             if not self._take(client, update, mean, state):
                 tally.nonfinite.append(client.index)
@@ -301,13 +299,13 @@ class Server:
         moments = [moment for part in parts for moment in part.finished]
         report.idle = max(moments) - sum(moments) / len(moments)
 
-    def _move_states(self, hands: list[list[int]]) -> None:
+    def _move_states(self, assignment: list[list[int]]) -> None:
         """Bring each client's vectors to the process that trains it now."""
         if self.fabric.world_size == 1:
             return
         written = set(self.states.written())
         names = sorted({name for name, _ in written})
-        for rank, clients in enumerate(hands):
+        for rank, clients in enumerate(assignment):
             for client in clients:
                 before = self._trained_on.get(client, rank)
                 self._trained_on[client] = rank
@@ -333,7 +331,7 @@ class Server:
 
     def changed_states(self) -> dict[Key, Tensor]:
         """The vectors that have changed since this was asked for last, from all processes."""
-        return {key: vector for (part,) in self.gather([self.states.take_changed()]) for key, vector in part.items()}
+        return {key: vector for (part,) in self.gather([self.states.pop_changed()]) for key, vector in part.items()}
 
     def loss_scales(self) -> list[dict[str, Any]]:
         """The state of each process's loss scale, in order of rank; none without a scaler."""

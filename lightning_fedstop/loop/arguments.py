@@ -29,7 +29,7 @@ from lightning_fedstop.federation.backends.choice import ClientBackend
 from lightning_fedstop.federation.cohort import Cohort, check_clients_per_round, cohort_size
 from lightning_fedstop.federation.server import OnNonfinite, Weighting
 from lightning_fedstop.methods import FederatedMethod
-from lightning_fedstop.module.client_data import client_sizes
+from lightning_fedstop.module.batches import client_sizes
 from lightning_fedstop.utilities.accelerators import accelerator_for_fabric
 from lightning_fedstop.utilities.validate import instance_of, one_of, other_package, positive, whole_number
 

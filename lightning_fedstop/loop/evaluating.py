@@ -10,12 +10,12 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_fedstop.core.processes import gather, reduce
+from lightning_fedstop.federation.local_training import local_progress
 from lightning_fedstop.loop.saving import Saving
 from lightning_fedstop.module.batches import BatchTransfer
 from lightning_fedstop.module.evaluator import Evaluation, Evaluator, as_loaders, given_loaders
 from lightning_fedstop.module.hooks import Hooks
 from lightning_fedstop.module.logged import ResultCollector, Results
-from lightning_fedstop.module.step_io import local_progress
 from lightning_fedstop.records.summary import print_metrics
 
 

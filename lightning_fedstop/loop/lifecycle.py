@@ -18,6 +18,7 @@ from lightning_fedstop.core.processes import launch, shared_failure, watched_par
 from lightning_fedstop.core.seeding import resolve_seed
 from lightning_fedstop.federation.backends.choice import ClientBackend, make_trainer
 from lightning_fedstop.federation.cohort import Cohort
+from lightning_fedstop.federation.local_training import LocalSettings
 from lightning_fedstop.federation.server import OnNonfinite, Server, Weighting
 from lightning_fedstop.loop.arguments import check_callbacks, check_federation, check_module, reorder_callbacks
 from lightning_fedstop.loop.evaluating import Evaluating
@@ -204,10 +205,9 @@ class Lifecycle(Evaluating):
             self.transfer,
             self.collector,
             self.hooks,
-            self.local_epochs,
-            self.gradient_clip_val,
-            self.limit_train_batches,
-            self.drop_single_sample_batches,
+            LocalSettings(
+                self.local_epochs, self.gradient_clip_val, self.limit_train_batches, self.drop_single_sample_batches
+            ),
         )
         self.server = Server(
             trainer,

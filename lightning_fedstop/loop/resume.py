@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedstop.federation.cohort import cohort_size
-from lightning_fedstop.module.client_data import client_sizes
+from lightning_fedstop.module.batches import client_sizes
 from lightning_fedstop.module.optimizer import LocalSolver
 from lightning_fedstop.records.config import constructor_arguments
 

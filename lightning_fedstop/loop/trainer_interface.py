@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_fedstop.core.parameters import norm
+from lightning_fedstop.federation.local_training import local_progress
 from lightning_fedstop.module.optimizer import LocalSolver
-from lightning_fedstop.module.step_io import local_progress
 
 
 class StrategyInterface:

@@ -12,10 +12,9 @@ from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
-from lightning_fedstop.module.batches import BatchTransfer
+from lightning_fedstop.module.batches import BatchTransfer, length_of, limited
 from lightning_fedstop.module.hooks import Hooks
 from lightning_fedstop.module.logged import Reduce, ResultCollector, Results
-from lightning_fedstop.module.step_io import length_of, limited
 
 
 def as_loaders(loaders: Any) -> list[Iterable[Any]]:

@@ -81,7 +81,7 @@ def test_a_void_round_leaves_no_trace_in_the_store():
     states = ClientStates()
     states.open(torch.zeros(3))
     states.set("c", 1, vector(1))
-    assert list(states.take_changed()) == [("c", 1)]
+    assert list(states.pop_changed()) == [("c", 1)]
     states.begin()
     states.set("c", 1, vector(2))
     states.set("c", 2, vector(3))
@@ -89,12 +89,12 @@ def test_a_void_round_leaves_no_trace_in_the_store():
     assert values(states.state_dict()) == {("c", 1): 1.0}
     states.discard()
     assert torch.equal(states.get("c", 1), vector(1))
-    assert states.take_changed() == {}
+    assert states.pop_changed() == {}
     states.begin()
     states.set("c", 2, vector(4))
     states.commit()
     assert values(states.state_dict()) == {("c", 1): 1.0, ("c", 2): 4.0}
-    assert list(states.take_changed()) == [("c", 2)]
+    assert list(states.pop_changed()) == [("c", 2)]
 
 
 def kept(loop):

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from lightning_fedstop.federation.cohort import ScheduledCohort, UniformCohort, cohort_size, deal
+from lightning_fedstop.federation.cohort import ScheduledCohort, UniformCohort, assign_clients, cohort_size
 
 
 def sample(cohort, round, num_clients, size):
@@ -72,7 +72,7 @@ def test_more_clients_than_there_are_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("clients", "work", "ranks", "hands"),
+    ("clients", "work", "ranks", "assignment"),
     [
         ([0, 1, 2], [10, 90, 70], 1, [[1, 2, 0]]),
         ([0, 1, 2], [10, 90, 70], 2, [[1], [2, 0]]),
@@ -81,13 +81,13 @@ def test_more_clients_than_there_are_are_refused():
         ([0, 1, 2, 3], [5, 5, 5, 5], 2, [[0, 2], [1, 3]]),
     ],
 )
-def test_deal(clients, work, ranks, hands):
-    assert deal(clients, work, ranks) == hands
+def test_clients_are_assigned_longest_first(clients, work, ranks, assignment):
+    assert assign_clients(clients, work, ranks) == assignment
 
 
 def test_deal_is_balanced_and_loses_nobody():
     work = [(7 * i) % 50 + 1 for i in range(40)]
-    hands = deal(range(40), work, 4)
-    assert sorted(client for hand in hands for client in hand) == list(range(40))
-    loads = [sum(work[client] for client in hand) for hand in hands]
+    assignment = assign_clients(range(40), work, 4)
+    assert sorted(client for hand in assignment for client in hand) == list(range(40))
+    loads = [sum(work[client] for client in hand) for hand in assignment]
     assert max(loads) - min(loads) <= max(work)

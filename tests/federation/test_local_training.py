@@ -8,7 +8,7 @@ from torch import nn
 
 from lightning_fedstop.federation.cohort import ScheduledCohort
 from lightning_fedstop.methods import SCAFFOLD, FedSAM
-from lightning_fedstop.module.step_io import length_of, limited
+from lightning_fedstop.module.batches import length_of, limited
 from tests.helpers import Seen, ToyData, ToyModule, fit, flat, one_client
 
 

@@ -6,7 +6,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import nn
 
 from lightning_fedstop.federation.cohort import Cohort, ScheduledCohort
-from lightning_fedstop.federation.job import LocalUpdate
+from lightning_fedstop.federation.local_training import LocalUpdate
 from tests.helpers import ToyData, ToyModule, fit, flat
 
 

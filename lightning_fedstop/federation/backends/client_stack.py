@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch import LightningModule
 
 from lightning_fedstop.core.parameters import FlatParameters
-from lightning_fedstop.federation.job import ClientResult
+from lightning_fedstop.federation.local_training import ClientResult
 from lightning_fedstop.methods.base import Client, ClientStack
 from lightning_fedstop.module.flat_optimizer import FlatSolver
 from lightning_fedstop.module.optimizer import LocalSolver

@@ -40,8 +40,5 @@ def arguments_of_copy(source: LocalTrainer) -> dict[str, Any]:
         "fabric": source.fabric,
         "transfer": source.transfer.of_copy(copied),
         "collector": collector,
-        "local_epochs": source.local_epochs,
-        "gradient_clip_val": source.gradient_clip_val,
-        "limit_train_batches": source.limit_train_batches,
-        "drop_single_sample_batches": source.drop_single_sample_batches,
+        "settings": source.settings,
     }

@@ -16,8 +16,7 @@ from lightning_fedstop.federation.backends.copies import arguments_of_copy
 from lightning_fedstop.federation.backends.stacked_batches import Drawn, Group, group_batches
 from lightning_fedstop.federation.backends.stacked_check import check_stack
 from lightning_fedstop.federation.backends.stacked_pass import Passed, StackedPass
-from lightning_fedstop.federation.job import ClientResult, Job, LocalUpdate
-from lightning_fedstop.federation.local_training import LocalTrainer
+from lightning_fedstop.federation.local_training import ClientResult, Job, LocalTrainer, LocalUpdate
 from lightning_fedstop.methods.base import Client, LocalStep
 from lightning_fedstop.module.flat_optimizer import FlatSolver
 from lightning_fedstop.module.hooks import BATCH_HOOKS, CLIENT_HOOKS, GRADIENT_HOOKS, Hooks, is_users

@@ -15,7 +15,7 @@ from lightning_fedstop.federation.backends.stacked_pass import can_be_padded
 
 if TYPE_CHECKING:
     from lightning_fedstop.federation.backends.stacked import StackedTrainer
-    from lightning_fedstop.federation.job import Job
+    from lightning_fedstop.federation.local_training import Job
 
 TOLERANCE = 0.02
 """Largest distance of a stacked direction from the single one, in units of its length: above what rounding does, also

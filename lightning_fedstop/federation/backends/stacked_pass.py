@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from lightning_fedstop.core.parameters import FlatParameters
 from lightning_fedstop.federation.backends.stacked_batches import Group
 from lightning_fedstop.module.logged import Caught, ResultCollector
-from lightning_fedstop.module.step_io import loss_of, told
+from lightning_fedstop.module.training_pass import batch_end_outputs, loss_of
 
 
 @dataclass
@@ -106,7 +106,7 @@ class StackedPass:
             caught[:] = logged
             loss = loss_of(outputs)
             notes["skipped"] = loss is None
-            leaves, notes["spec"] = tree_flatten(told(outputs))
+            leaves, notes["spec"] = tree_flatten(batch_end_outputs(outputs))
             notes["rest"] = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             tell = [leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)]
             values = [one.value.detach().reshape(()) for one in logged]

@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader
 
 from lightning_fedstop.core.module_state import differ, untrained_tensors
 from lightning_fedstop.federation.backends.worker import Worker
-from lightning_fedstop.federation.job import ClientResult, Job, LocalUpdate, naming_client
-from lightning_fedstop.federation.local_training import LocalTrainer
+from lightning_fedstop.federation.local_training import ClientResult, Job, LocalTrainer, LocalUpdate, naming_client
 from lightning_fedstop.methods.base import Client
 from lightning_fedstop.module.hooks import BATCH_HOOKS, CLIENT_HOOKS, GRADIENT_HOOKS, Hooks, is_users
 from lightning_fedstop.utilities.thread_safety import declares_thread_safety

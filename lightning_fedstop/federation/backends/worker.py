@@ -8,8 +8,7 @@ from lightning.pytorch import LightningModule
 
 from lightning_fedstop.core.module_state import ModuleState
 from lightning_fedstop.federation.backends.copies import arguments_of_copy
-from lightning_fedstop.federation.job import ClientResult, Job
-from lightning_fedstop.federation.local_training import LocalTrainer
+from lightning_fedstop.federation.local_training import ClientResult, Job, LocalTrainer
 from lightning_fedstop.module.hooks import Hooks
 
 

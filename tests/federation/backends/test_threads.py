@@ -21,8 +21,7 @@ from lightning_fedstop import methods
 from lightning_fedstop.data import Digits, Federated, FederatedDataModule
 from lightning_fedstop.federation.backends.threads import ThreadedTrainer
 from lightning_fedstop.federation.backends.worker import Worker
-from lightning_fedstop.federation.job import ClientResult
-from lightning_fedstop.federation.local_training import LocalTrainer
+from lightning_fedstop.federation.local_training import ClientResult, LocalTrainer
 from lightning_fedstop.methods import FedAvg
 from lightning_fedstop.models import ImageClassifier, _compiled
 from tests.helpers import ToyData, ToyModule, bits, fit, flat, make_loop, same

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_fedstop import SCAFFOLD
 from lightning_fedstop.data import FederatedDataModule
-from lightning_fedstop.module.client_data import LocalBatches, client_sizes
+from lightning_fedstop.module.batches import LocalBatches, client_sizes
 from tests.helpers import ToyData, ToyModule, bits, fit, same
 
 
