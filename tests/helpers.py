@@ -1,6 +1,5 @@
 """Small modules, data and loops for the tests."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,21 +10,19 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedstop.federation.cohort import ScheduledCohort
 from lightning_fedstop.loop.federated_loop import FederatedLoop
+from tests.oracles import read_oracles
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
 def oracle_cases(method=None):
-    """The method cases of the oracles, or those of one method; none where the file is absent."""
-    path = SHARED / "spec" / "oracles.json"
-    cases = json.loads(path.read_text())["cases"] if path.exists() else []
-    return [case for case in cases if method in (None, case["method"])]
+    """The method cases of the oracles, or those of one method."""
+    return [case for case in read_oracles("methods") if method in (None, case["method"])]
 
 
 def oracle_params(method=None):
-    """The cases as parameters of a test, one that is skipped where the file is absent."""
-    absent = pytest.param(None, marks=pytest.mark.skip(reason="../shared/spec/oracles.json is absent"), id="absent")
-    return [pytest.param(case, id=case["name"]) for case in oracle_cases(method)] or [absent]
+    """The cases as parameters of a test."""
+    return [pytest.param(case, id=case["name"]) for case in oracle_cases(method)]
 
 
 class QuadraticModule(LightningModule):

@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 
 import numpy as np
@@ -18,14 +17,6 @@ def shared_data():
         return file
 
     return path
-
-
-@pytest.fixture(scope="session")
-def oracles():
-    file = SHARED / "spec" / "oracles.json"
-    if not file.is_file():
-        pytest.skip("oracles.json is not beside this checkout")
-    return json.loads(file.read_text())
 
 
 @pytest.fixture

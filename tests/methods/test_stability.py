@@ -5,8 +5,6 @@ b_m normal, cohorts of 5 from the same generator, 200 rounds at a learning rate 
 client's gradient is all but constant. The numbers are those of the last round.
 """
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -14,17 +12,16 @@ import torch
 from lightning_fedstop.core.client_states import ClientStates
 from lightning_fedstop.federation.cohort import ScheduledCohort
 from lightning_fedstop.methods import SCAFFOLD, Client, Federation, LocalStep
-from tests.helpers import SHARED, QuadraticData, QuadraticModule, Trace, fit
+from tests.helpers import QuadraticData, QuadraticModule, Trace, fit
+from tests.oracles import read_oracles
 
-ORACLES = SHARED / "spec" / "oracles.json"
-LISTED = json.loads(ORACLES.read_text())["control_variate_stability"] if ORACLES.exists() else []
 # What stands for G_m; the numbers are E n_0 / B of the paper's settings, with E = 5 and B = 256.
 GAINS = {"S": "S", "K": "K", "Blood": 890 / 256, "Derma": 385 / 256, "Path": 4975 / 256, "one sample": 5 / 256}
 CASES = [
     pytest.param(GAINS[name], listed["K"], clip, listed[f"max|c_i| {key}"], id=f"{name}, {key}")
-    for name, listed in zip(GAINS, LISTED, strict=False)
+    for name, listed in zip(GAINS, read_oracles("control_variate_stability"), strict=True)
     for key, clip in (("no clip", None), ("clip 10", 10.0))
-] or [pytest.param(*[None] * 4, marks=pytest.mark.skip(reason="../shared/spec/oracles.json is absent"), id="absent")]
+]
 ROUNDS, LR, MOMENTUM = 200, 1e-6, 0.9
 
 

@@ -1,12 +1,10 @@
-import json
-
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule, Trainer, seed_everything
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedstop.models import ImageClassifier
-from tests.helpers import SHARED
+from tests.oracles import read_oracles
 
 # The smallest ConvNeXtV2 there is: two stages would be enough, but timm fixes four.
 TINY = {"depths": [1, 1, 1, 1], "dims": [4, 4, 8, 8]}
@@ -35,14 +33,7 @@ def trainer(path, **arguments):
     return Trainer(max_epochs=1, accelerator="cpu", default_root_dir=path, **quiet | arguments)
 
 
-def macro_cases():
-    path = SHARED / "spec" / "oracles.json"
-    if not path.is_file():
-        return [pytest.param(None, marks=pytest.mark.skip(reason="../shared/spec/oracles.json is absent"))]
-    return json.loads(path.read_text())["macro_accuracy"]
-
-
-@pytest.mark.parametrize("case", macro_cases())
+@pytest.mark.parametrize("case", read_oracles("macro_accuracy"))
 def test_macro_accuracy_is_that_of_the_oracles(case):
     module = tiny(num_classes=case["classes"])
     logits = torch.nn.functional.one_hot(torch.tensor(case["pred"]), case["classes"]).float()

@@ -1,4 +1,3 @@
-import json
 import math
 import random
 from pathlib import Path
@@ -22,15 +21,12 @@ from lightning_fedstop.stopping import (
     ValidationCriterion,
     ValidationEarlyStopping,
 )
-from tests.helpers import SHARED, ToyData, ToyModule, fit
-
-FILE = SHARED / "spec" / "oracles.json"
-ORACLES = json.loads(FILE.read_text()) if FILE.exists() else {}
+from tests.helpers import ToyData, ToyModule, fit
+from tests.oracles import read_oracles
 
 
 def oracle(kind):
-    absent = pytest.param(None, marks=pytest.mark.skip(reason="../shared/spec/oracles.json is absent"))
-    return pytest.mark.parametrize("case", ORACLES.get(kind) or [absent])
+    return pytest.mark.parametrize("case", read_oracles(kind))
 
 
 def make_record(budget=None, rounds=None, **columns):

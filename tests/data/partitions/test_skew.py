@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lightning_fedstop.data import DirichletSkew, Iid, PathologicalSkew, QuantitySkew, Skew
+from tests.oracles import read_oracles
 
 DERMA = [228, 359, 769, 80, 779, 4693, 99]
 BLOOD = [852, 2181, 1085, 2026, 849, 993, 2330, 1643]
@@ -80,8 +81,8 @@ def test_the_callers_global_generator_and_labels_are_left_alone():
     np.testing.assert_array_equal(labels, kept)
 
 
-def test_quantity_replays_the_authors_draw(oracles):
-    for case in oracles["partition_quantity_authors"]:
+def test_quantity_replays_the_authors_draw():
+    for case in read_oracles("partition_quantity_authors"):
         for skew in (QuantitySkew(case["c"]), QuantitySkew(case["c"], variant="released_code")):
             sizes = np.array(list(map(len, skew.partition(np.zeros(case["n"], int), 100, case["seed"]))))
             assert sizes[:10].tolist() == case["sizes_first10"]
@@ -90,9 +91,9 @@ def test_quantity_replays_the_authors_draw(oracles):
 
 
 @pytest.mark.parametrize("order", ["grouped", "shuffled"])
-def test_label_skews_replay_the_authors_draw(oracles, order):
+def test_label_skews_replay_the_authors_draw(order):
     labels = np.repeat(np.arange(7), DERMA) if order == "grouped" else labels_of(DERMA)
-    for case in oracles["partition_label_authors"]:
+    for case in read_oracles("partition_label_authors"):
         kind = {"Dirichlet": DirichletSkew, "Pathological": PathologicalSkew}[case["rule"]]
         clients = kind(case["c"], variant="released_code").partition(labels, case["N"], case["seed"])
         expected, counts = case["expected"], counts_of(clients, labels)

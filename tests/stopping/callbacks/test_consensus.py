@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 
 import pytest
@@ -9,9 +8,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_fedstop.records.run_record import read_rounds
 from lightning_fedstop.stopping import ConsensusEarlyStopping, StoppingReason, consensus_stopping_round
 from tests.helpers import ToyData, ToyModule, Trace, checkpoint_without_callbacks, fit, make_loop
+from tests.oracles import read_oracles
 from tests.stopping.walkers import Walker, trainer
-
-ORACLES = Path(__file__).resolve().parents[4] / "shared" / "spec" / "oracles.json"
 
 
 class Pulled(ToyModule):
@@ -39,10 +37,9 @@ class Pulled(ToyModule):
         self.client = client
 
 
-@pytest.mark.skipif(not ORACLES.exists(), reason="the shared oracles are not beside this repository")
 @pytest.mark.parametrize("index", [0, 1])
 def test_oracles_through_the_loop(tmp_path, index):
-    case = json.loads(ORACLES.read_text())["sibling_criterion"][index]
+    case = read_oracles("sibling_criterion")[index]
     shift = "mean_vector" if case["variant"] == "readme" else "mean_norm"
     callback = ConsensusEarlyStopping(case["tau"], case["patience"], shift, observe_only=True)
     fit(

@@ -1,7 +1,5 @@
-import json
 import logging
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,9 +10,8 @@ from lightning.pytorch.callbacks import BackboneFinetuning, EarlyStopping, Model
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_fedstop.stopping import StoppingReason, TaskVectorEarlyStopping
+from tests.oracles import read_oracles
 from tests.stopping.walkers import SATURATING, Regression, Walker, trainer
-
-ORACLES = Path(__file__).resolve().parents[4] / "shared" / "spec" / "oracles.json"
 
 
 def stop_of(module, callback=None, max_epochs=8, **arguments):
@@ -48,11 +45,10 @@ def test_stops_a_plain_trainer():
     )
 
 
-@pytest.mark.skipif(not ORACLES.exists(), reason="the shared oracles are not beside this repository")
 @pytest.mark.parametrize("variant", ["paper", "released_code"])
 @pytest.mark.parametrize("index", [1, 3, 5, 7])
 def test_oracles(index, variant):
-    case = json.loads(ORACLES.read_text())["stopping"][index]
+    case = read_oracles("stopping")[index]
     callback = TaskVectorEarlyStopping(case["tau"], case["patience"], variant=variant)
     stop_of(Walker(case["delta"]), callback, max_epochs=len(case["delta"]))
     assert callback.stop_round == case["paper_round" if variant == "paper" else "authors_code_round_1based"]

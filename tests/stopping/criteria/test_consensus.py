@@ -1,6 +1,4 @@
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,12 +9,11 @@ from lightning_fedstop.stopping import (
     consensus_potential,
     consensus_stopping_round,
 )
+from tests.oracles import read_oracles
 
-ORACLES = Path(__file__).resolve().parents[4] / "shared" / "spec" / "oracles.json"
-CASES = json.loads(ORACLES.read_text())["sibling_criterion"] if ORACLES.exists() else []
+CASES = read_oracles("sibling_criterion")
 
 
-@pytest.mark.skipif(not CASES, reason="the shared oracles are not beside this repository")
 @pytest.mark.parametrize("case", CASES, ids=[case["variant"] for case in CASES])
 def test_oracles(case):
     expected = case["expected"]

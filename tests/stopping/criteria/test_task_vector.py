@@ -1,5 +1,4 @@
 import io
-import json
 import math
 import subprocess
 import sys
@@ -19,15 +18,14 @@ from lightning_fedstop.stopping import (
     stopping_round,
     zero_based_round,
 )
+from tests.oracles import read_oracles
 
 ROOT = Path(__file__).resolve().parents[3]
-ORACLES = ROOT.parent / "shared" / "spec" / "oracles.json"
 
 
 def oracle_cases():
     found = []
-    cases = json.loads(ORACLES.read_text())["stopping"] if ORACLES.exists() else []
-    for case in cases:
+    for case in read_oracles("stopping"):
         for variant, key in (("paper", "paper_round"), ("released_code", "authors_code_round_1based")):
             found.append(pytest.param(case, variant, case[key], id=f"{case['name']}-{case['patience']}-{variant}"))
     return found
@@ -45,7 +43,6 @@ def along(distances, **arguments):
     return criterion, [criterion.update(parameters) for parameters in walk]
 
 
-@pytest.mark.skipif(not ORACLES.exists(), reason="the shared oracles are not beside this repository")
 @pytest.mark.parametrize(("case", "variant", "expected"), oracle_cases())
 def test_oracles(case, variant, expected):
     rule = {"threshold": case["tau"], "patience": case["patience"], "variant": variant}

@@ -1,16 +1,13 @@
-import json
 import math
-from pathlib import Path
 
 import pytest
 
 from lightning_fedstop.stopping import StoppingReason, ValidationCriterion, validation_stopping_round
+from tests.oracles import read_oracles
 
-ORACLES = Path(__file__).resolve().parents[4] / "shared" / "spec" / "oracles.json"
-CASES = json.loads(ORACLES.read_text())["validation_stopping"] if ORACLES.exists() else []
+CASES = read_oracles("validation_stopping")
 
 
-@pytest.mark.skipif(not CASES, reason="the shared oracles are not beside this repository")
 @pytest.mark.parametrize("case", CASES, ids=[f"{case['name']}, patience {case['patience']}" for case in CASES])
 def test_oracles(case):
     expected = case["expected_round_1based"]
