@@ -5,7 +5,6 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_fedstop.stopping.callbacks.history import History
 from lightning_fedstop.stopping.criteria.distance import task_vector_distance
 from lightning_fedstop.stopping.criteria.task_vector import growth_rate
 
@@ -36,8 +35,7 @@ class DistanceFromStart:
         self._device = device
         self._round = 0
         self._trained = False
-        self._history = History()  # of the rounds before this one in which a client trained
-        self._before: float | None = None  # the last of them
+        self._before: float | None = None  # of the last round before this one in which a client trained
 
     def begin(self, theta: Tensor) -> None:
         """Take theta_0, shape ``(d,)``, unless there is one already."""
@@ -52,7 +50,6 @@ class DistanceFromStart:
             trained: whether a client's update went into it.
         """
         if self._trained and self.now is not None:
-            self._history.append(self._round - 1, self.now)
             self._before = self.now
         self._round, self._trained = round, trained
 
@@ -69,24 +66,15 @@ class DistanceFromStart:
             found["growth_rate"] = math.nan if self._before is None else growth_rate(self.now, self._before)
         return found
 
-    def state_dict(self, pending: bool = False) -> dict[str, Any]:
-        """Tensors and plain values, in the form in which a stopping rule that is added later takes them over.
-
-        Args:
-            pending: leave the present round out of the history, since its end is still to come.
-        """
-        history = History.of(self._history.state())
-        if self._trained and self.now is not None and not pending:
-            history.append(self._round - 1, self.now)
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain values."""
         return {
             # A start that no round has moved away from is taken again, after the hooks that come before round 1.
             "start": None if self.now is None else self.start,
             "now": self.now,
             "round": self._round,
             "trained": self._trained,
-            "observes": "distance",
-            "check_every_n_epochs": 1,
-            "history": history.state(),
+            "before": self._before,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -94,8 +82,4 @@ class DistanceFromStart:
         start = state_dict["start"]
         self.start = start if start is None or self._device is None else start.to(self._device)
         self.now, self._round, self._trained = state_dict["now"], state_dict["round"], state_dict["trained"]
-        self._history, self._before = History(), None
-        for epoch, distance in History.of(state_dict["history"]):
-            if epoch < self._round - 1:
-                self._history.append(int(epoch), distance)
-                self._before = distance
+        self._before = state_dict["before"]

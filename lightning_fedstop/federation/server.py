@@ -213,11 +213,11 @@ class Server:
         self._settled = self.theta
         self.trainer.solver.settle()
 
-    def distance_state(self, pending: bool) -> dict[str, Any]:
+    def distance_state(self) -> dict[str, Any]:
         """The state of :attr:`distance` for a checkpoint; see :meth:`DistanceFromStart.state_dict`."""
         if self._state is None and self.distance.now is not None and (held := self._held()) is not self.theta:
             self.distance.measure(held)
-        return self.distance.state_dict(pending)
+        return self.distance.state_dict()
 
     @property
     def saved_theta(self) -> Tensor:

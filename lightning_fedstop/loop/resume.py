@@ -76,7 +76,7 @@ def start_of_rules(callbacks: Mapping[str, Any], names: Sequence[str]) -> Tensor
             continue
         if isinstance(theta_0 := state.get("theta_0"), Tensor):
             return theta_0
-        start = (state.get("criterion") or {}).get("start") if state.get("observes") == "distance" else None
+        start = (state.get("criterion") or {}).get("start") if "parameter_names" in state else None
         starts = dict(zip(state["parameter_names"], start, strict=True)) if start is not None else {}
         if starts.keys() >= set(names):
             wide = [torch.promote_types(starts[name].dtype, torch.float32) for name in names]

@@ -157,7 +157,7 @@ class Saving(Recording):
             "nonfinite_reason": self.nonfinite_reason,
             "metrics": {name: float(value) for name, value in self.callback_metrics.items()},
             "theta": server.saved_theta,
-            "distance": server.distance_state(self.pending),
+            "distance": server.distance_state(),
             "num_clients": server.num_clients,
             "partition": self._partition_digest(),
             "clients": self._clients,

@@ -54,16 +54,13 @@ def test_the_rule_decides_on_the_servers_distance_so_a_replay_stops_where_it_did
     rule = TaskVectorEarlyStopping(0.1, 3, observe_only=True)
     loop, _ = fit(tmp_path, rule, max_rounds=25, precision=precision)
     assert 4 < rule.stop_round < 25
-    distances = [distance for _, distance in rule._history]
-    assert distances == column(loop, "distance")
+    distances = column(loop, "distance")
+    assert rule.criterion.distance == distances[-1]
     assert replay(read_record(loop.log_dir), "task_vector", 0.1, 3).stop_round == rule.stop_round
     theta, start = loop.server.theta, loop.start_weights
     assert theta.dtype == start.dtype == torch.float32
     expected = float(torch.linalg.vector_norm(theta.double() - start.double()))
     assert distances[-1] == pytest.approx(expected, rel=1e-14)
-
-
-RULE = {"threshold": 0.3, "patience": 2}
 
 
 def test_resumed_without_its_rule_a_run_is_measured_from_the_same_start_and_nothing_is_warned(tmp_path, recwarn):
@@ -76,17 +73,14 @@ def test_resumed_without_its_rule_a_run_is_measured_from_the_same_start_and_noth
 
 
 @pytest.mark.parametrize("round", [0, 1, 2])
-def test_a_rule_that_is_added_later_stops_where_it_would_have_from_the_start(tmp_path, round, caplog):
-    whole = TaskVectorEarlyStopping(**RULE)
-    fit(tmp_path / "whole", whole, max_rounds=20)
-    assert 3 < whole.stop_round < 20
+def test_a_rule_that_is_added_later_measures_from_the_runs_start(tmp_path, round, caplog):
+    whole, _ = fit(tmp_path / "whole", max_rounds=5)
     fit(tmp_path, ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1), max_rounds=4)
-    later = TaskVectorEarlyStopping(**RULE)
+    later = TaskVectorEarlyStopping(1e-9)
     with caplog.at_level("INFO"):
-        loop, _ = fit(tmp_path, later, max_rounds=20, ckpt_path=tmp_path / f"epoch={round}.ckpt")
-    assert (later.stop_round, loop.current_epoch) == (whole.stop_round, whole.stop_round)
-    assert later.stopping_reason_message == whole.stopping_reason_message
-    assert "TaskVectorEarlyStopping counts on from " in caplog.text
+        fit(tmp_path, later, max_rounds=5, ckpt_path=tmp_path / f"epoch={round}.ckpt")
+    assert (later.criterion.round, later.criterion.distance) == (4 - round, column(whole, "distance")[-1])
+    assert "TaskVectorEarlyStopping counts from here on" in caplog.text
 
 
 def test_without_the_start_the_record_says_from_where_it_measures(tmp_path):
@@ -153,14 +147,14 @@ def test_what_hooks_before_round_1_set_is_the_start_and_no_movement(tmp_path, ho
     loop, _ = fit(tmp_path, *([adds, rule] if first else [rule, adds]), max_rounds=2)
     assert torch.equal(loop.start_weights, flat(ToyModule()) + 1)
     assert column(loop, "distance")[0] < 0.5
-    assert [distance for _, distance in rule._history] == column(loop, "distance")
+    assert rule.criterion.distance == column(loop, "distance")[-1]
 
 
 def test_what_hooks_change_at_the_end_of_a_round_is_in_its_distance(tmp_path):
     rule, adds = TaskVectorEarlyStopping(0.1, 3, observe_only=True), Adds("on_train_epoch_end")
     loop, _ = fit(tmp_path, rule, adds, max_rounds=1)
     assert column(loop, "distance")[0] > 2
-    assert [distance for _, distance in rule._history] == column(loop, "distance")
+    assert rule.criterion.distance == column(loop, "distance")[-1]
 
 
 def test_a_checkpoint_written_before_the_rules_have_decided_holds_the_whole_row(tmp_path):

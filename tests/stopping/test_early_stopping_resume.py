@@ -187,50 +187,17 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("saving", ["at the end of the training epoch", "at the end of validation"])
 @pytest.mark.parametrize("other", OTHERS)
-def test_with_other_arguments_it_decides_as_if_it_had_had_them_from_the_start(tmp_path, other, saving):
-    """From a checkpoint of any epoch before the stop, whether or not that epoch had been checked yet."""
+def test_with_other_arguments_it_measures_from_the_same_start_and_counts_from_there(tmp_path, other, caplog):
     rule = RULE | OTHERS[other]
-    paths = saved_by(tmp_path, saving, max_epochs=8)
-    whole = fit(TaskVectorEarlyStopping(**rule), max_epochs=14)
-    for path in (paths[0], paths[4]):
-        assert fit(TaskVectorEarlyStopping(**rule), ckpt_path=path, max_epochs=14) == whole, path.name
-
-
-def test_a_rule_that_is_met_at_the_end_of_the_checkpoint_trains_nothing(tmp_path):
-    path = saved_by(tmp_path, "at the end of the training epoch")[-1]
-    epochs = uninterrupted()["epochs"]
-    with pytest.warns(UserWarning, match=rf"is stopped by these arguments in its last epoch {epochs - 1} \(saturated"):
-        resumed = fit(TaskVectorEarlyStopping(0.06, 2), ckpt_path=path)
-    assert resumed["epochs"] == epochs
-    assert resumed["start"] == uninterrupted()["start"]
-
-
-def test_a_rule_that_was_met_once_and_is_no_longer_goes_on_and_says_so(tmp_path, caplog):
-    class Restart(Callback):
-        def on_train_epoch_start(self, trainer, pl_module):
-            if trainer.current_epoch == 6:
-                with torch.no_grad():
-                    for parameter in pl_module.parameters():
-                        parameter.mul_(3)
-
-    fit(TaskVectorEarlyStopping(1e-9), Restart(), ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1), max_epochs=7)
-    callback = TaskVectorEarlyStopping(0.5, 4)
+    path = saved_by(tmp_path, "at the end of the training epoch", max_epochs=8)[3]
+    whole = fit(TaskVectorEarlyStopping(1e-9), max_epochs=6)
     with caplog.at_level("INFO"):
-        assert fit(callback, ckpt_path=tmp_path / "epoch=6.ckpt", max_epochs=8)["epochs"] == 8
-    assert "would have stopped the run in epoch 5 already; it goes on" in caplog.text
-    assert callback.wait_count < 4
-
-
-def test_distances_that_the_checkpoint_lacks_are_said(tmp_path, caplog):
-    rule = {"threshold": 1e-9, "check_every_n_epochs": 2}
-    whole = fit(TaskVectorEarlyStopping(**rule), ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1), max_epochs=6)
-    with caplog.at_level("INFO"):
-        resumed = fit(TaskVectorEarlyStopping(1e-9), ckpt_path=tmp_path / "epoch=3.ckpt", max_epochs=6)
-    assert "TaskVectorEarlyStopping counts from here on: " in caplog.text
-    # The checkpoint's own epoch, and the two that follow.
-    assert (resumed["round"], resumed["start"], resumed["distance"]) == (3, whole["start"], whole["distance"])
+        resumed = fit(TaskVectorEarlyStopping(**rule), ckpt_path=path, max_epochs=6)
+    assert "TaskVectorEarlyStopping counts from here on" in caplog.text
+    assert "`fedstop replay`" in caplog.text
+    checks = 1 if other == "every second epoch" else 2
+    assert (resumed["round"], resumed["start"], resumed["distance"]) == (checks, whole["start"], whole["distance"])
 
 
 def test_the_state_loads_with_weights_only(tmp_path):

@@ -72,7 +72,9 @@ def test_idle_rounds_stay_no_checks_in_a_resumed_run(tmp_path, round):
         given = {"data": ToyData([6, 4, 0]), "cohort": ScheduledCohort([[0, 1], [2], [2]])}
         loop, _ = fit(root, rule, max_rounds=max_rounds, **given | arguments)
         rows = read_rounds(f"{loop.log_dir}/metrics.csv")
-        return list(rule._history), [(row["trained"], row["distance"], row["growth_rate"]) for row in rows]
+        return (rule.criterion.round, rule.criterion.distance), [
+            (row["trained"], row["distance"], row["growth_rate"]) for row in rows
+        ]
 
     whole = run(tmp_path / "whole", 8)
     run(tmp_path, round)

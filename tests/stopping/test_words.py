@@ -43,11 +43,13 @@ def test_a_stopped_run_that_is_resumed_names_the_round(tmp_path):
         fit(tmp_path, TaskVectorEarlyStopping(0.4, 4), max_rounds=40, ckpt_path="last")
 
 
-def test_a_rule_of_other_arguments_names_the_round_it_would_have_stopped_in(tmp_path, caplog):
+def test_a_rule_of_other_arguments_says_from_where_it_counts(tmp_path, caplog):
     fit(tmp_path, max_rounds=6)
     with caplog.at_level(logging.INFO, LOGGER):
-        fit(tmp_path, TaskVectorEarlyStopping(1e9, 1), max_rounds=7, ckpt_path="last")
-    assert said(caplog)[0].startswith("TaskVectorEarlyStopping stops the fit in round 6. ")
+        fit(tmp_path, TaskVectorEarlyStopping(1e9, 1), max_rounds=8, ckpt_path="last")
+    counts, stops = said(caplog)
+    assert counts.startswith("TaskVectorEarlyStopping counts from here on, since ")
+    assert stops.startswith("TaskVectorEarlyStopping stops the fit in round 8. ")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,6 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning_utilities.core.rank_zero import rank_prefixed_message, rank_zero_warn
 
 from lightning_fedstop.stopping.callbacks.federated_trainer import has_trained
-from lightning_fedstop.stopping.callbacks.history import History
 from lightning_fedstop.stopping.criteria.decision import Criterion, StopDecision, StoppingReason
 from lightning_fedstop.utilities.validate import flag, whole_number
 
@@ -23,10 +22,8 @@ class CriterionCallback(pl.Callback):
     """Base of the callbacks that ask a criterion in the course of a fit and stop it on its word.
 
     A subclass hands its criterion what it looks at, logs with :meth:`_log`, and passes the decision to :meth:`_act`.
-    What the record of a stop is, that it is one decision for all ranks, that it is kept when training goes on, and
-    that a second ``fit`` starts clean is settled here. So is what a rule does in a run that had another one, or the
-    same with other arguments, until its checkpoint was written: where that one has looked at the same figures, the
-    rule decides on them anew and counts on.
+    The record of a stop, one decision for all ranks, and the state in checkpoints are settled here. Resumed with the
+    same arguments, a rule counts on; one with other arguments, or a new one, counts from the resume on and says so.
 
     Args:
         criterion: The criterion.
@@ -94,17 +91,6 @@ class CriterionCallback(pl.Callback):
         self._last_epoch = -1  # the last one checked
         self._last_step = 0  # the Trainer's `global_step` at the last check
         self._has_said_no_step = False
-        self._history = History()
-        self._ancestor: Mapping[str, Any] | None = None  # the state that is taken over, of a rule with other arguments
-
-    @property
-    def _observes(self) -> str:
-        """What the history holds: a rule can take over that of another one that has looked at the same."""
-        raise NotImplementedError
-
-    def _decide(self, observation: tuple[float, ...]) -> StopDecision:
-        """The criterion's word on a row of the history."""
-        raise NotImplementedError
 
     def _explain(self, decision: Any) -> str:
         """A decision in a sentence."""
@@ -154,6 +140,12 @@ class CriterionCallback(pl.Callback):
         first = next((callback for callback in callbacks if isinstance(callback, CriterionCallback)), None)
         if is_dry_run(trainer) or not trainer.is_global_zero:
             return
+        if trainer.ckpt_path is not None and not self._is_resumed:
+            self._print(
+                trainer,
+                f"{type(self).__name__} counts from here on, since {trainer.ckpt_path} holds no count with its "
+                "arguments; `fedstop replay` tells where it would have stopped before.",
+            )
         if first is self and (schedules := [type(c.scheduler).__name__ for c in trainer.lr_scheduler_configs]):
             self._print(
                 trainer,
@@ -173,60 +165,6 @@ class CriterionCallback(pl.Callback):
                 f"A Trainer stops no epoch before `min_epochs={trainer.min_epochs}` are over, and this one has no end "
                 "that is known; `min_steps` sets `min_epochs=1` unless it is given: pass `min_epochs=0`."
             )
-
-    def on_load_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Look for the state of a rule like this one with other arguments, where its own is not in the checkpoint."""
-        states = checkpoint.get("callbacks") or {}
-        if not self._keeps_its_state and self.state_key not in states:
-            # A federation's server has looked at the distance of every round, whatever rules there were.
-            measured = (checkpoint.get("federated") or {}).get("distance")
-            self._look_through([state for state in (*states.values(), measured) if isinstance(state, Mapping)])
-
-    def _look_through(self, states: list[Mapping[str, Any]]) -> None:
-        alike = [state for state in states if state.get("observes") == self._observes]
-        self._ancestor = max(alike, key=lambda state: len(state["history"]), default=None)
-
-    def _inherit(self, trainer: pl.Trainer) -> None:
-        """Decide anew on what the ancestor has seen; what is past stays, so only its last row can stop the fit."""
-        assert self._ancestor is not None
-        rows = list(History.of(self._ancestor["history"]))
-        if period := self.check_every_n_epochs:
-            rows = [row for row in rows if (int(row[0]) + 1) % period == 0]
-            if period % self._ancestor["check_every_n_epochs"]:
-                rows = []  # it has not seen all epochs that this rule looks at
-        first: str | None = None  # where it would have stopped the run
-        for position, *observation in rows:
-            epoch = int(position) if period else trainer.current_epoch
-            decision = self._decide(tuple(observation))
-            self._history.append(int(position), *observation)
-            self._last_epoch, self.wait_count = epoch, decision.count
-            self._last_step = self._ancestor.get("last_step", -1)
-            meets = decision.should_stop and self._may_stop(trainer, epoch)
-            if meets and first is None:
-                first = f"in {self._place(trainer, epoch)}" if period else f"at check {decision.round}"
-            if meets and not self.stopped and (self.observe_only or position == rows[-1][0]):
-                self._record_stop(trainer, epoch, decision, True, self._explain(decision))
-        self._is_resumed = True
-        name = type(self).__name__
-        if not self._history:
-            self._say_anew(trainer)
-        elif first is not None and not self.stopped:
-            self._print(
-                trainer,
-                f"{name} would have stopped the run {first} already; it goes on, since the rule is met no longer, with "
-                f"a count of {self.wait_count}.",
-            )
-        elif first is None:
-            self._print(trainer, f"{name} counts on from {self.wait_count}, after the checks in {trainer.ckpt_path}.")
-
-    def _say_anew(self, trainer: pl.Trainer) -> None:
-        self._print(
-            trainer,
-            f"{type(self).__name__} counts from here on: {trainer.ckpt_path} does not hold what it looks at of the "
-            f"{self._unit}s before.",
-        )
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """A state may be loaded by hand again."""
@@ -311,9 +249,8 @@ class CriterionCallback(pl.Callback):
         """A run that was stopped before its checkpoint was written trains nothing more when resumed."""
         if self.stopped and not self.observe_only:
             trainer.should_stop = True
-            was = "was already stopped in" if self._ancestor is None else "is stopped by these arguments in its last"
             rank_zero_warn(
-                f"The run in the checkpoint {was} {self._place(trainer, self.stopped_epoch)} "
+                f"The run in the checkpoint was already stopped in {self._place(trainer, self.stopped_epoch)} "
                 f"({self.stopping_reason.value}), so nothing more is trained. To train on, resume without this "
                 f"{type(self).__name__}, or with other arguments."
             )
@@ -334,9 +271,6 @@ class CriterionCallback(pl.Callback):
             "stop_round": self.stop_round,
             "stopping_reason": self.stopping_reason.value,
             "stopping_reason_message": self.stopping_reason_message,
-            "observes": self._observes,
-            "check_every_n_epochs": self.check_every_n_epochs,
-            "history": self._history.state(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -351,8 +285,6 @@ class CriterionCallback(pl.Callback):
         self.stop_round = state_dict["stop_round"]
         self.stopping_reason = StoppingReason(state_dict["stopping_reason"])
         self.stopping_reason_message = state_dict["stopping_reason_message"]
-        if "history" in state_dict:
-            self._history = History.of(state_dict["history"])
         self._is_resumed = True
 
 

@@ -118,10 +118,6 @@ class ConsensusEarlyStopping(CriterionCallback):
         super().on_train_start(trainer, pl_module)
         if is_dry_run(trainer):
             return
-        if self._ancestor is not None and not self._is_resumed:
-            self._inherit(trainer)
-        elif trainer.ckpt_path is not None and not self._is_resumed:
-            self._say_anew(trainer)
         self._stay_stopped(trainer)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -147,8 +143,7 @@ class ConsensusEarlyStopping(CriterionCallback):
             if figures is None:
                 return
             shift, mean_norm, dispersion = figures
-            decision = self._decide(figures)
-            self._history.append(trainer.current_epoch, *figures)
+            decision = self.criterion.update((shift if self.shift == "mean_vector" else mean_norm, dispersion))
             self._act(trainer, trainer.current_epoch, decision, self._explain(decision))
         self._log(
             pl_module,
@@ -160,14 +155,6 @@ class ConsensusEarlyStopping(CriterionCallback):
                 "wait_count": decision.count,
             },
         )
-
-    @property
-    def _observes(self) -> str:
-        return "consensus"
-
-    def _decide(self, observation: tuple[float, ...]) -> ConsensusDecision:
-        shift, mean_norm, dispersion = observation
-        return self.criterion.update((shift if self.shift == "mean_vector" else mean_norm, dispersion))
 
     def _explain(self, decision: ConsensusDecision) -> str:
         if decision.reason is StoppingReason.DIVERGED:

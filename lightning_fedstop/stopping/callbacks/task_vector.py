@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import lightning.pytorch as pl
@@ -10,7 +11,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import nn
 
 from lightning_fedstop.stopping.average import SaturationAverage
-from lightning_fedstop.stopping.callbacks.base import CriterionCallback, is_dry_run
+from lightning_fedstop.stopping.callbacks.base import CriterionCallback, is_dry_run, is_federated
 from lightning_fedstop.stopping.callbacks.federated_trainer import FederatedTrainer
 from lightning_fedstop.stopping.callbacks.sharding import refuse_sharding, refuse_shards
 from lightning_fedstop.stopping.criteria.task_vector import Decision, StoppingReason, TaskVectorCriterion, Variant
@@ -37,8 +38,8 @@ class TaskVectorEarlyStopping(CriterionCallback):
     - Its state, the starting weights included, is part of every checkpoint. Resumed with ``ckpt_path``, it counts on
       as if the run had not been interrupted, even where the checkpoint was written before the epoch was checked (at
       the end of validation, say). A run that was already stopped trains nothing more. Every other ``fit`` starts clean.
-    - Resumed with other arguments, or in a ``FederatedLoop`` where there was no rule before, it takes over the starting
-      weights and counts anew on the distances of all checks so far. Met at the last of them, it stops at once.
+    - Resumed with other arguments, it measures from the same start, if the checkpoint holds it, and counts from then
+      on; ``fedstop replay`` tells where it would have stopped before.
     - Parameters that are unfrozen in the course of a fit are watched from then on, those frozen again remain so: the
       distance is that of all parameters ever trainable in this fit.
     - Strategies that shard parameters (FSDP, model parallel, DeepSpeed's stage 3) are refused.
@@ -159,13 +160,6 @@ class TaskVectorEarlyStopping(CriterionCallback):
         self._has_warned = False
 
     @property
-    def _observes(self) -> str:
-        return "distance" if self.check_every_n_steps is None else f"distance every {self.check_every_n_steps} steps"
-
-    def _decide(self, observation: tuple[float, ...]) -> Decision:
-        return self.criterion.update_distance(*observation)
-
-    @property
     def state_key(self) -> str:
         """States are told apart by the arguments that a decision depends on."""
         return self._generate_state_key(
@@ -185,6 +179,18 @@ class TaskVectorEarlyStopping(CriterionCallback):
         if stage == "fit":
             refuse_sharding(trainer)
 
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Measure from the start in the state of a rule with other arguments, where there is no own state."""
+        states = checkpoint.get("callbacks") or {}
+        if self._keeps_its_state or is_federated(trainer) or self.state_key in states:
+            return
+        for state in states.values():
+            if isinstance(state, Mapping) and "parameter_names" in state and state["criterion"]["start"] is not None:
+                self._names = list(state["parameter_names"])
+                self.criterion.start(state["criterion"]["start"])
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Count on from the checkpoint, or wait for the first batch to take the starting weights."""
         super().on_train_start(trainer, pl_module)
@@ -192,20 +198,14 @@ class TaskVectorEarlyStopping(CriterionCallback):
             return
         refuse_shards(pl_module)
         is_measured = isinstance(trainer, FederatedTrainer)
-        if self._ancestor is not None and not self._is_resumed:
-            start = None if is_measured else self._ancestor["criterion"]["start"]
-            if start is not None:
-                self._names = list(self._ancestor["parameter_names"])
-                self.criterion.start(start)
-            if is_measured or start is not None:
-                self._inherit(trainer)
-        if self._is_resumed and (is_measured or self.criterion.theta_0 is not None):
-            if not is_measured:
-                self._watched(pl_module)
+        has_start = is_measured or self.criterion.theta_0 is not None
+        if has_start and not is_measured:
+            self._watched(pl_module)
+        if self._is_resumed and has_start:
             self._catch_up(trainer, pl_module)
             self._stay_stopped(trainer)
             return
-        if trainer.ckpt_path is not None and not self._is_resumed and not is_measured:
+        if trainer.ckpt_path is not None and not has_start and not self._is_resumed:
             rank_zero_warn(
                 f"{trainer.ckpt_path} holds no weights that the run began with: distances are measured from those it "
                 "holds."
@@ -214,7 +214,7 @@ class TaskVectorEarlyStopping(CriterionCallback):
             raise MisconfigurationException(
                 f"`TaskVectorEarlyStopping` needs a trainable parameter, and {type(pl_module).__name__} has none."
             )
-        self._awaits_start = not is_measured
+        self._awaits_start = not has_start
         self._last_epoch, self._last_step = trainer.current_epoch - 1, trainer.global_step
 
     def on_train_batch_start(
@@ -260,7 +260,6 @@ class TaskVectorEarlyStopping(CriterionCallback):
             decision = self.criterion.update_distance(trainer.task_vector_distance)
         else:
             decision = self.criterion.update(self._watched(pl_module))
-        self._history.append(epoch if self.check_every_n_steps is None else trainer.global_step, decision.distance)
         was_stopped = self.stopped
         if self.saturation_average is not None and not was_stopped:
             self.saturation_average.update(pl_module, decision.count)

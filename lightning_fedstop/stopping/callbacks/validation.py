@@ -106,10 +106,6 @@ class ValidationEarlyStopping(CriterionCallback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """A run that was stopped before its checkpoint was written trains nothing more when resumed."""
         super().on_train_start(trainer, pl_module)
-        if self._ancestor is not None and not self._is_resumed:
-            self._inherit(trainer)
-        elif trainer.ckpt_path is not None and not self._is_resumed:
-            self._say_anew(trainer)
         self._stay_stopped(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -123,17 +119,8 @@ class ValidationEarlyStopping(CriterionCallback):
                     f"{', '.join(sorted(trainer.callback_metrics)) or 'no metrics'}."
                 )
             value = float(trainer.callback_metrics[self.monitor])
-            decision = self._decide((value,))
-            self._history.append(trainer.current_epoch, value)
+            decision = self.criterion.update(100 * value if self.percent else value)
             self._act(trainer, trainer.current_epoch, decision, self._explain(decision))
-
-    @property
-    def _observes(self) -> str:
-        return self.monitor
-
-    def _decide(self, observation: tuple[float, ...]) -> ValidationDecision:
-        (value,) = observation
-        return self.criterion.update(100 * value if self.percent else value)
 
     def _explain(self, decision: ValidationDecision) -> str:
         unit = " %" if self.percent else ""

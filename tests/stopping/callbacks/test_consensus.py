@@ -85,18 +85,7 @@ def test_it_stops_where_its_record_says_and_counts_on_when_resumed(tmp_path):
     assert read_rounds(Path(resumed.log_dir) / "metrics.csv")[-1]["consensus/shift"] == rows[-1]["consensus/shift"]
 
 
-@pytest.mark.parametrize("other", [{"threshold": 0.15}, {"patience": 4}, {"shift": "mean_norm"}])
-def test_with_other_arguments_it_decides_on_the_rounds_before_anew(tmp_path, other):
-    rule = {"threshold": 0.2, "patience": 3} | other
-    whole = ConsensusEarlyStopping(**rule)
-    fit(tmp_path / "whole", whole, max_rounds=30)
-    fit(tmp_path, ConsensusEarlyStopping(0.2, 3), ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1), max_rounds=3)
-    again = ConsensusEarlyStopping(**rule)
-    fit(tmp_path, again, max_rounds=30, ckpt_path=tmp_path / "epoch=2.ckpt")
-    assert (again.stop_round, again.stopping_reason_message) == (whole.stop_round, whole.stopping_reason_message)
-
-
-def test_added_later_it_measures_from_the_runs_start_and_says_that_it_counts_anew(tmp_path, caplog):
+def test_added_later_it_measures_from_the_runs_start_and_says_from_where_it_counts(tmp_path, caplog):
     fit(tmp_path / "whole", ConsensusEarlyStopping(1e-9), max_rounds=4)
     fit(tmp_path, max_rounds=2)
     with caplog.at_level("INFO"):

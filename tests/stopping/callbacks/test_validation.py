@@ -92,24 +92,12 @@ def test_resumed_it_counts_on(tmp_path):
     assert loop.should_stop
 
 
-@pytest.mark.parametrize("other", [{"patience": 4}, {"threshold": 0.2}, {"percent": True}, {"observe_only": True}])
-def test_resumed_with_other_arguments_it_decides_on_the_evaluations_before_anew(tmp_path, other):
-    rule = {"monitor": "val_loss", "threshold": 0.01, "patience": 3} | other
-    whole = ValidationEarlyStopping(**rule)
-    fit(tmp_path / "whole", whole, module=Scripted(VALUES), max_rounds=8)
-    saver = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
-    fit(tmp_path, ValidationEarlyStopping("val_loss", 0.01, 3), saver, module=Scripted(VALUES), max_rounds=3)
-    again = ValidationEarlyStopping(**rule)
-    fit(tmp_path, again, module=Scripted(VALUES), max_rounds=8, ckpt_path=tmp_path / "epoch=2.ckpt")
-    assert (again.stop_round, again.best, again.wait_count) == (whole.stop_round, whole.best, whole.wait_count)
-
-
 def test_added_later_it_says_that_it_counts_from_there(tmp_path, caplog):
     fit(tmp_path, ValidationEarlyStopping("val_acc"), module=WithAccuracy([1.0] * 9), max_rounds=2)
     late = ValidationEarlyStopping("val_loss", 0.01, patience=9)
     with caplog.at_level("INFO"):
         fit(tmp_path, late, module=WithAccuracy([1.0] * 9), max_rounds=5, ckpt_path="last")
-    assert "ValidationEarlyStopping counts from here on: " in caplog.text
+    assert "ValidationEarlyStopping counts from here on, since " in caplog.text
     assert late.criterion.round == 3
 
 
