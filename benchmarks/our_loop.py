@@ -1,7 +1,7 @@
 """Our side: ``python -m benchmarks.our_loop WORK.npz THREADS`` trains one round for each line on standard input.
 
 Further arguments are ``name=value`` pairs: ``method=SCAFFOLD``, ``rule=1`` to have a stopping rule decide each round,
-``matmul=1`` for layers as matrix products, and any argument of ``FederatedLoop``.
+``matmul=1`` for the fast layers, and any argument of ``FederatedLoop``.
 """
 
 import json
@@ -23,7 +23,7 @@ from lightning_fedstop import methods
 from lightning_fedstop.data.arrays import ArrayDataModule
 from lightning_fedstop.federation.cohort import ScheduledCohort
 from lightning_fedstop.loop.federated_loop import FederatedLoop
-from lightning_fedstop.models._matmul import use_matmul
+from lightning_fedstop.models.fast_layers import use_fast_layers
 from lightning_fedstop.stopping import TaskVectorEarlyStopping
 
 
@@ -37,7 +37,7 @@ class Classifier(LightningModule):
         torch.manual_seed(0)
         self.model = build_model(model, num_classes)
         if matmul:
-            use_matmul(self.model)
+            use_fast_layers(self.model)
         self.lr = lr
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:

@@ -14,17 +14,14 @@ from lightning_fedstop.models import ImageClassifier
 
 Step = Callable[[], None]
 
-# What is passed to `ImageClassifier`; `bf16` is the loop's `precision: bf16-mixed`.
+# What is passed to `ImageClassifier`; `bf16` is the loop's `precision: bf16-mixed`, `compiled` is `backbone.compile()`.
 WAYS: dict[str, dict[str, Any]] = {
-    "eager": {},
+    "timm": {"matmul_layers": False},
+    "default": {},
+    "everywhere": {"matmul_layers": True},
     "channels_last": {"channels_last": True},
-    "matmul": {"matmul_layers": True},
     "bf16": {"bf16": True},
-    "compiled": {"compile": True},
-    "compiled_channels_last": {"compile": True, "channels_last": True},
-    "compiled_matmul": {"compile": True, "matmul_layers": True},
-    "compiled_bf16": {"compile": True, "bf16": True},
-    "compiled_matmul_bf16": {"compile": True, "matmul_layers": True, "bf16": True},
+    "compiled": {"compiled": True},
 }
 
 
@@ -41,9 +38,12 @@ def _step(options: argparse.Namespace, way: str) -> Step:
     torch.manual_seed(0)
     switches = dict(WAYS[way])
     context: Any = torch.autocast("cpu", torch.bfloat16) if switches.pop("bf16", False) else nullcontext()
+    is_compiled = switches.pop("compiled", False)
     if not options.backbone.startswith("convnext"):
         switches.pop("matmul_layers", None)
     module = ImageClassifier(options.backbone, num_classes=8, **switches)
+    if is_compiled:
+        module.backbone.compile()
     images = torch.randn(options.batch_size, 3, options.size, options.size)
     batch = images, torch.randint(0, 8, (options.batch_size,))
     (optimizer,), _ = module.configure_optimizers()

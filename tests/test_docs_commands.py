@@ -56,7 +56,6 @@ COMMANDS = {
     ),
     "fedstop fit --config x.yaml": (STARTS, None),
     "fedstop fit --config x.yaml --data.cache_dir cache": (STARTS, None),
-    "fedstop fit --config x.yaml --model.compile true": (STARTS, None),
     "fedstop fit --config x.yaml --trainer.client_backend stacked --trainer.stack_chunk_size 25": (STARTS, None),
     "fedstop fit --trainer.method my_method.FedCM --trainer.method.alpha 0.1": (f"{SMALL} {ARCHIVE}", None),
     "python -m experiments.paper table3 --root runs --dry-run": ("", None),

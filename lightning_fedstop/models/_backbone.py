@@ -134,18 +134,6 @@ def _bare(key: str) -> str:
     return key
 
 
-def exchange_layers(model: nn.Module, where_compiled: bool = False) -> int:
-    """Let layers of a ConvNeXt be computed as matrix products, or only where they are compiled.
-
-    Returns:
-        How many layers were exchanged.
-    """
-    # Imported here, because it registers operators with torch, at 0.2 s.
-    from lightning_fedstop.models._matmul import use_matmul
-
-    return use_matmul(model, where_compiled)
-
-
 def _as_tuple(names: str | tuple[str, ...] | list[str] | None) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names or ())
 

@@ -14,9 +14,9 @@ from torch.optim.lr_scheduler import ExponentialLR, LRScheduler
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
-from lightning_fedstop.models._backbone import build_backbone, exchange_layers, nearest_size, takes
+from lightning_fedstop.models._backbone import build_backbone, nearest_size, takes
 from lightning_fedstop.models._chance import draws, has_hooks
-from lightning_fedstop.models._compiled import check_compiler, compile_blocks, is_transformed
+from lightning_fedstop.models.fast_layers import is_transformed, use_fast_layers
 from lightning_fedstop.utilities.validate import not_negative, number, positive, whole_number
 
 _RESERVED = {"pretrained", "num_classes", "in_chans", "features_only", "checkpoint_path", "pretrained_cfg_overlay"}
@@ -55,13 +55,10 @@ class ImageClassifier(LightningModule):
         weight_decay: SGD weight decay.
         lr_decay: Factor on the learning rate after each epoch, or federated round.
         backbone_kwargs: Further arguments of the timm model, plain values such as ``{"drop_path_rate": 0.1}``.
-        matmul_layers: Compute depthwise convolutions on maps of up to 64 pixels, on a CPU their weights' gradients, and
-            a ConvNeXt's pointwise ones as matrix products: equal up to rounding, and a step on a CPU takes 0.46 to 0.62
-            times as long for images of 32 and 64 px.
-        compile: Train the backbone's blocks through ``torch.compile``: once for each shape of block, for all batch
-            sizes. Evaluation runs as before, and a checkpoint is the same with and without. On a CPU with AVX2 a step
-            took 0.45 times as long for ``convnextv2_atto`` at 32 px and 0.58 times for ``convnextv2_nano`` at 64 px,
-            after 10 s to minutes of compilation; most of it ``matmul_layers`` gains alone.
+        matmul_layers: Compute depthwise convolutions on maps of up to 64 pixels as matrix products, and response norms
+            as sums: equal up to rounding. ``None`` does so where a ConvNeXt is trained in full precision on a CPU,
+            which takes 0.5 to 0.9 times as long; ``True`` on any device, and for any backbone with such layers;
+            ``False`` never.
         channels_last: Give the backbone images in channels-last order: no gain beyond noise for ConvNeXtV2 at 32 px.
 
     A checkpoint holds all weights, so ``ImageClassifier.load_from_checkpoint(path)`` reads no other file and needs no
@@ -94,8 +91,7 @@ class ImageClassifier(LightningModule):
         weight_decay: float = 1e-3,
         lr_decay: float = 0.998,
         backbone_kwargs: dict[str, Any] | None = None,
-        matmul_layers: bool = False,
-        compile: bool = False,
+        matmul_layers: bool | None = None,
         channels_last: bool = False,
     ) -> None:
         super().__init__()
@@ -114,38 +110,39 @@ class ImageClassifier(LightningModule):
             num_classes=num_classes, in_chans=in_chans, image_size=image_size, pretrained=False, weights_path=None
         )
         self.image_size = image_size
-        kwargs = dict(backbone_kwargs or {})
-        if matmul_layers and backbone.startswith("convnext"):
-            kwargs.setdefault("conv_mlp", False)
-        self.backbone = build_backbone(backbone, num_classes, in_chans, pretrained, weights_path, kwargs)
-        if matmul_layers and not exchange_layers(self.backbone):
-            raise ValueError(f"`matmul_layers`: {backbone} has no depthwise convolution that could be a product.")
+        self.backbone = build_backbone(
+            backbone, num_classes, in_chans, pretrained, weights_path, dict(backbone_kwargs or {})
+        )
+        if matmul_layers or (matmul_layers is None and "convnext" in backbone):
+            exchanged = use_fast_layers(self.backbone, everywhere=bool(matmul_layers))
+            if matmul_layers and not exchanged:
+                raise ValueError(f"`matmul_layers`: {backbone} has no depthwise convolution that could be a product.")
         if image_size is not None and not takes(self.backbone, in_chans, image_size, image_size):
             needed = nearest_size(self.backbone, in_chans, image_size, image_size)[0]
             bound = f">= {needed}" if takes(self.backbone, in_chans, 2 * needed, 2 * needed) else str(needed)
             raise ValueError(f"`image_size={image_size}`: {backbone} needs {bound} px.")
-        if compile:
-            if backbone.startswith("convnext"):
-                exchange_layers(self.backbone, where_compiled=True)
-            compile_blocks(self.backbone)
         self._sizes = _Sizes()
         self.val_metrics = _metrics(num_classes, "val_")
         self.test_metrics = _metrics(num_classes, "test_")
 
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take over weights of linear layers as those of convolutions of one pixel, and the other way round."""
+        own, given = self.state_dict(), checkpoint["state_dict"]
+        for key in own.keys() & given.keys():
+            if given[key].squeeze().shape == own[key].squeeze().shape:
+                given[key] = given[key].reshape(own[key].shape)
+
     @property
     def is_thread_safe(self) -> bool:
-        """Several threads may each train a copy: nothing in it draws random numbers, is compiled or has hooks."""
-        return not self.hparams["compile"] and not any(draws(m) or has_hooks(m) for m in self.modules())
+        """Several threads may each train a copy: nothing in it draws random numbers or has hooks."""
+        return not any(draws(m) or has_hooks(m) for m in self.modules())
 
     def setup(self, stage: str) -> None:
         """Refuse data of more classes, or other channels, than the model has.
 
         Raises:
             ValueError: With both numbers.
-            RuntimeError: If ``compile`` is on, for training on a CPU, and there is no C++ compiler.
         """
-        if stage == "fit" and self.hparams["compile"]:
-            check_compiler(self.device.type)
         data = getattr(self.trainer, "datamodule", None)
         count, known = self.hparams["num_classes"], getattr(data, "num_classes", None)
         if isinstance(known, int) and known > count:

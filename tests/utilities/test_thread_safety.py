@@ -67,7 +67,6 @@ def with_dropout():
         (lambda: classifier(backbone_kwargs={"drop_rate": 0.1}), False),
         (lambda: classifier("resnet10t", backbone_kwargs={"drop_rate": 0.1}), False),
         (lambda: classifier("resnet10t", backbone_kwargs={"drop_block_rate": 0.1}), False),
-        (lambda: classifier(compile=True), False),
         (hooked, False),
         (with_dropout, False),
     ],

@@ -168,8 +168,7 @@ class ThreadedTrainer(LocalTrainer):
 
 def _refusal_of_module(trainer: LocalTrainer) -> str | None:
     for name, module in trainer.module.named_modules():
-        own = vars(module).get("forward")
-        if module._compiled_call_impl is not None or hasattr(module, "_orig_mod") or hasattr(own, "is_compiled"):
+        if module._compiled_call_impl is not None or hasattr(module, "_orig_mod"):
             return f"{name or type(module).__name__} is compiled"
     for name, parameter in trainer.parameters.named:
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):

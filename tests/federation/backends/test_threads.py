@@ -23,7 +23,7 @@ from lightning_fedstop.federation.backends.threads import ThreadedTrainer
 from lightning_fedstop.federation.backends.worker import Worker
 from lightning_fedstop.federation.local_training import ClientResult, LocalTrainer
 from lightning_fedstop.methods import FedAvg
-from lightning_fedstop.models import ImageClassifier, _compiled
+from lightning_fedstop.models import ImageClassifier
 from tests.helpers import ToyData, ToyModule, bits, fit, flat, make_loop, same
 
 TEN = [name for name in methods.__all__ if name not in ("Client", "FederatedMethod", "Federation", "LocalStep")]
@@ -220,16 +220,9 @@ def compiled():
     return module
 
 
-def blocks_compiled():
-    module = ToyModule()
-    _compiled.compile_blocks(module.net)
-    return module
-
-
 REFUSED = [
     ({"module": hooked}, "the parameter net.weight has a gradient hook"),
     ({"module": compiled}, "net is compiled"),
-    ({"module": blocks_compiled}, "net is compiled"),
     ({"data": Fetching}, "the loaders of the clients start 1 processes each"),
     ({"callbacks": lambda: [Watching()]}, "Watching has `on_train_batch_end`, which sees a single client"),
     (
