@@ -1,4 +1,4 @@
-"""In which round would a stopping rule have ended a recorded run? Answered from the record alone.
+"""Replay: the round in which a stopping rule would have ended a recorded run, from the record alone.
 
 The decisions are those of the criteria that the callbacks ask too, so a replay stops where a live run does. Neither
 torch nor Lightning nor NumPy is imported here.
@@ -8,21 +8,18 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any
 
 from lightning_fedstop.records.reader import Record
-from lightning_fedstop.stopping.criteria.consensus import ConsensusCriterion
-from lightning_fedstop.stopping.criteria.task_vector import StopDecision, StoppingReason, TaskVectorCriterion, Variant
-from lightning_fedstop.stopping.criteria.validation import ValidationCriterion
+from lightning_fedstop.stopping.criteria.consensus import SHIFTS
+from lightning_fedstop.stopping.criteria.decision import Criterion, StoppingReason, criteria_of_rules
+from lightning_fedstop.stopping.criteria.task_vector import VARIANTS
 from lightning_fedstop.utilities.validate import one_of, positive, whole_number
 
 __all__ = ["RULES", "SHIFTS", "VARIANTS", "Stop", "available_rules", "in_percent", "replay", "replay_table"]
 
-RULES = ("task_vector", "val_loss", "val_acc", "consensus")
-VARIANTS = ("paper", "released_code")
-SHIFTS = ("mean_vector", "mean_norm")
-_SHIFT_COLUMNS = {"mean_vector": "consensus/shift", "mean_norm": "consensus/mean_norm"}
-_DISPERSION = "consensus/dispersion"
+RULES = tuple(criteria_of_rules())
+"""Names of the rules that the package has."""
 _TEST_ACCURACY = "test_acc"
 _TRAINED = "trained"
 # Between a fraction of 1 with rounding error and the least percentage that is of any interest.
@@ -31,7 +28,7 @@ _LARGEST_FRACTION = 1.01
 
 @dataclass(frozen=True)
 class Stop:
-    """Where a rule ends a run.
+    """Round in which a rule ends a run.
 
     Attributes:
         run: The record's name.
@@ -66,7 +63,7 @@ def replay(
     shift: str = "mean_vector",
     check_every_n_rounds: int = 1,
 ) -> Stop:
-    """Where a rule ends a run, from its record.
+    """Find where a rule ends a run, from its record.
 
     A rule decides on the rounds in which what it looks at was measured: if validation ran every fifth round, patience
     counts those evaluations, as a live rule does. A round in which no client trained is no check, and is not counted
@@ -96,12 +93,14 @@ def replay(
     (6, 0.6, None)
     """
     _check(threshold, patience, min_rounds, variant, shift, check_every_n_rounds)
-    every = check_every_n_rounds if rule == "task_vector" else 1
-    rounds, observations = _observations(record, rule, shift, every)
+    criterion = _criterion(rule, threshold, patience, 0, variant, shift)
+    rows = _rows(record, rule, criterion, check_every_n_rounds if criterion.has_interval else 1)
+    rounds = list(rows)
     idle = sorted(_idle_rounds(record))
     least = bisect_left([round_ - bisect_left(idle, round_) for round_ in rounds], min_rounds) + 1 if min_rounds else 0
+    criterion = _criterion(rule, threshold, patience, least, variant, shift)
     try:
-        decision = _first_stop(rule, observations, threshold, patience, least, variant)
+        decision = next((d for d in map(criterion.decide, rows.values()) if d.should_stop), None)
     except ValueError as error:  # a negative distance
         raise ValueError(f"{record.name}: {error}") from None
     stop_round = None if decision is None else rounds[decision.round - 1]
@@ -129,7 +128,7 @@ def replay_table(
     shift: str = "mean_vector",
     check_every_n_rounds: int = 1,
 ) -> list[Stop]:
-    """Where each rule ends each run, for every threshold with every patience.
+    """Find where each rule ends each run, for every threshold with every patience.
 
     Args:
         records: The runs.
@@ -153,12 +152,12 @@ def replay_table(
         for patience in patiences:
             _check(threshold, patience, min_rounds, variant, shift, check_every_n_rounds)
     for rule in rules or ():
-        one_of("rule", rule, RULES)
+        one_of("rule", rule, list(criteria_of_rules()))
     stops = []
     for record in records:
         allowed = list(rules) if rules else available_rules(record, shift)
         if not allowed:
-            columns = ", ".join(column for rule in RULES for column in _columns_of(rule, shift))
+            columns = ", ".join(column for rule in criteria_of_rules() for column in _columns(rule, shift))
             raise ValueError(f"{record.name} allows no rule: it has values in none of the columns {columns}.")
         settings = (
             (rule, threshold, patience) for rule in allowed for threshold in thresholds for patience in patiences
@@ -168,7 +167,7 @@ def replay_table(
 
 
 def available_rules(record: Record, shift: str = "mean_vector") -> list[str]:
-    """The rules whose columns a record has, with at least one value in them.
+    """List the rules whose columns a record has, with at least one value in them.
 
     A column that cannot be read as numbers counts as there, so that it is complained about and not passed over.
 
@@ -176,11 +175,13 @@ def available_rules(record: Record, shift: str = "mean_vector") -> list[str]:
     >>> available_rules(Record("run", Path(), [1], {"distance": [1.0], "val_loss": [math.nan]}, {}, {}, budget=1))
     ['task_vector']
     """
-    return [rule for rule in RULES if all(_has_values(record, column) for column in _columns_of(rule, shift))]
+    return [
+        rule for rule in criteria_of_rules() if all(_has_values(record, column) for column in _columns(rule, shift))
+    ]
 
 
 def in_percent(values: Sequence[float]) -> list[float]:
-    """Accuracies in percent, whether given so or as fractions: fractions are those that never exceed 1.
+    """Give accuracies in percent, whether given so or as fractions: fractions are those that never exceed 1.
 
     >>> in_percent([0.5, 0.75]), in_percent([12.5, 75.0])
     ([50.0, 75.0], [12.5, 75.0])
@@ -198,31 +199,34 @@ def _check(threshold: float, patience: int, min_rounds: int, variant: str, shift
     one_of("shift", shift, SHIFTS)
 
 
-def _columns_of(rule: str, shift: str) -> list[str]:
-    if rule == "consensus":
-        return [_SHIFT_COLUMNS[shift], _DISPERSION]
-    return ["distance" if rule == "task_vector" else rule]
+def _criterion(rule: str, threshold: float, patience: int, min_rounds: int, variant: str, shift: str) -> Criterion[Any]:
+    criteria = criteria_of_rules()
+    kind = criteria[one_of("rule", rule, list(criteria))]
+    return kind.for_rule(rule, threshold, patience, min_rounds, variant=variant, shift=shift)
+
+
+def _columns(rule: str, shift: str) -> tuple[str, ...]:
+    return _criterion(rule, 1.0, 1, 0, VARIANTS[0], shift).columns
 
 
 def _has_values(record: Record, column: str) -> bool:
     return column in record.unreadable or (column in record.columns and bool(record.measured(column)[0]))
 
 
-def _observations(record: Record, rule: str, shift: str, every: int) -> tuple[list[int], list[tuple[float, ...]]]:
-    """The rounds that a rule decides in, and what it looks at in each."""
-    one_of("rule", rule, RULES)
-    found = []
-    for column in _columns_of(rule, shift):
+def _rows(record: Record, rule: str, criterion: Criterion[Any], every: int) -> dict[int, dict[str, float]]:
+    """The rounds that a rule decides in, and its columns in each."""
+    found = {}
+    for column in criterion.columns:
         try:
             rounds, values = record.measured(column)
         except ValueError as error:
             raise ValueError(f"The rule '{rule}' needs the column '{column}': {error}") from None
         if not rounds:
             raise ValueError(f"The rule '{rule}' needs the column '{column}', which is empty in {record.name}.")
-        found.append(dict(zip(rounds, in_percent(values) if rule == "val_acc" else values, strict=True)))
+        found[column] = dict(zip(rounds, in_percent(values) if column == "val_acc" else values, strict=True))
     idle = {round_ for round_ in record.rounds if round_ % every} | _idle_rounds(record)
-    common = [round_ for round_ in record.rounds if round_ not in idle and all(round_ in values for values in found)]
-    return common, [tuple(values[round_] for values in found) for round_ in common]
+    common = [round_ for round_ in record.rounds if round_ not in idle and all(round_ in one for one in found.values())]
+    return {round_: {column: values[round_] for column, values in found.items()} for round_ in common}
 
 
 def _idle_rounds(record: Record) -> set[int]:
@@ -230,23 +234,6 @@ def _idle_rounds(record: Record) -> set[int]:
     if _TRAINED not in record.columns:
         return set()  # a record of before, or of another tool
     return {round_ for round_, trained in zip(*record.measured(_TRAINED), strict=True) if trained == 0}
-
-
-def _first_stop(
-    rule: str, observations: list[tuple[float, ...]], threshold: float, patience: int, least: int, variant: str
-) -> StopDecision | None:
-    decisions: Iterable[StopDecision]
-    if rule == "task_vector":
-        criterion = TaskVectorCriterion(threshold, patience, least, variant=cast(Variant, variant))
-        decisions = (criterion.update_distance(distance) for (distance,) in observations)
-    elif rule == "consensus":
-        consensus = ConsensusCriterion(threshold, patience, least)
-        decisions = (consensus.update((shift, dispersion)) for shift, dispersion in observations)
-    else:
-        mode: Literal["min", "max"] = "max" if rule == "val_acc" else "min"
-        validation = ValidationCriterion(threshold, patience, mode, least)
-        decisions = (validation.update(value) for (value,) in observations)
-    return next((decision for decision in decisions if decision.should_stop), None)
 
 
 def _accuracy(record: Record, round_: int) -> float | None:

@@ -11,14 +11,10 @@ from typing import Any
 from lightning_fedstop.records.reader import Record
 from lightning_fedstop.records.replay import RULES, Stop, available_rules, in_percent, replay
 from lightning_fedstop.records.report import configuration, numbers
+from lightning_fedstop.stopping.criteria.decision import criteria_of_rules
 from lightning_fedstop.stopping.criteria.task_vector import growth_rate
 
-RULE_NAMES = {
-    "task_vector": "Task vector",
-    "val_loss": "Validation loss",
-    "val_acc": "Validation accuracy",
-    "consensus": "Consensus",
-}
+RULE_NAMES = {rule: criterion.rules[rule] for rule, criterion in criteria_of_rules().items()}
 _ACCURACIES = ("val_acc", "test_acc")
 
 

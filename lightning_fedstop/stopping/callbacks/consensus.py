@@ -1,7 +1,7 @@
-"""The callback that stops a federation when its clients' local task vectors have come to a consensus."""
+"""The callback that stops a federation by the consensus of its clients' local task vectors."""
 
 import math
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -11,16 +11,12 @@ from torch import Tensor
 from lightning_fedstop.core.parameters import norm
 from lightning_fedstop.stopping.callbacks.base import CriterionCallback, is_dry_run, is_federated
 from lightning_fedstop.stopping.callbacks.federated_trainer import FederatedTrainer, has_trained
-from lightning_fedstop.stopping.criteria.consensus import ConsensusCriterion, ConsensusDecision
+from lightning_fedstop.stopping.criteria.consensus import ConsensusCriterion, ConsensusDecision, Shift
 from lightning_fedstop.stopping.criteria.decision import StoppingReason
-from lightning_fedstop.utilities.validate import one_of
-
-Shift: TypeAlias = Literal["mean_vector", "mean_norm"]
-_SHIFTS = ("mean_vector", "mean_norm")
 
 
 class ConsensusEarlyStopping(CriterionCallback):
-    """Stop a federation when the consensus of its clients' local task vectors has all but ceased to change.
+    """Stop a federation when the consensus of its clients' local task vectors hardly changes.
 
     A second data-free rule, by the authors of the first: after every round, from the local models v_m = theta_m -
     theta_0 before they are aggregated, how far they went together and how far apart they are
@@ -64,8 +60,7 @@ class ConsensusEarlyStopping(CriterionCallback):
         log_rank_zero_only: bool = False,
         observe_only: bool = False,
     ) -> None:
-        self.shift: Shift = one_of("shift", shift, _SHIFTS)
-        criterion = ConsensusCriterion(threshold, patience, min_rounds, check_finite)
+        criterion = ConsensusCriterion(threshold, patience, min_rounds, check_finite, shift)
         super().__init__(criterion, None, verbose, log_rank_zero_only, observe_only)
 
     @property
@@ -77,6 +72,11 @@ class ConsensusEarlyStopping(CriterionCallback):
     def patience(self) -> int:
         """Rho."""
         return self.criterion.patience
+
+    @property
+    def shift(self) -> Shift:
+        """The shift that is looked at."""
+        return self.criterion.shift
 
     @property
     def min_rounds(self) -> int:
@@ -142,15 +142,13 @@ class ConsensusEarlyStopping(CriterionCallback):
             self._local = []
             if figures is None:
                 return
-            shift, mean_norm, dispersion = figures
-            decision = self.criterion.update((shift if self.shift == "mean_vector" else mean_norm, dispersion))
+            row = {f"consensus/{name}": value for name, value in figures.items()}
+            decision = self.criterion.decide(row)
             self._act(trainer, trainer.current_epoch, decision, self._explain(decision))
         self._log(
             pl_module,
             {
-                "shift": shift,
-                "mean_norm": mean_norm,
-                "dispersion": dispersion,
+                **figures,
                 "change": math.nan if decision.change is None else decision.change,
                 "wait_count": decision.count,
             },
@@ -175,7 +173,7 @@ def _flat(module: pl.LightningModule) -> Tensor:
     return vector.to(torch.promote_types(vector.dtype, torch.float32))
 
 
-def _figures(vectors: list[Tensor], like: Tensor, trainer: Any) -> tuple[float, float, float] | None:
+def _figures(vectors: list[Tensor], like: Tensor, trainer: Any) -> dict[str, float] | None:
     """Shift, mean norm and dispersion over the clients of all processes, in float64; None without a client."""
     reduce = trainer.server.reduce
     wide = torch.float32 if like.device.type == "mps" else torch.float64
@@ -189,4 +187,4 @@ def _figures(vectors: list[Tensor], like: Tensor, trainer: Any) -> tuple[float, 
     norms = [(norm(vector), norm(vector - mean)) for vector in vectors]
     sums = torch.stack([torch.stack(pair) for pair in norms]).sum(0) if norms else torch.zeros(2).to(total)
     mean_norm, dispersion = (reduce(sums, "sum") / number).tolist()
-    return float(norm(mean)), mean_norm, dispersion
+    return {"shift": float(norm(mean)), "mean_norm": mean_norm, "dispersion": dispersion}

@@ -1,16 +1,21 @@
-"""A second data-free rule, of the same authors: stop when the clients' local task vectors have come to a consensus.
+"""The consensus criterion: stop when the clients' local task vectors agree and no longer change.
 
-It looks at local models before aggregation, v_m = theta_m - theta_0, instead of at the global one. Nothing here needs
-Lightning or torch: a round comes as two numbers, how far the clients went together and how far apart they are.
+A second data-free rule, of the same authors. It looks at local models before aggregation, v_m = theta_m - theta_0,
+instead of at the global one. Nothing here needs Lightning or torch: a round comes as two numbers, how far the clients
+went together and how far apart they are.
 """
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
-from lightning_fedstop.stopping.criteria.decision import StoppingReason
-from lightning_fedstop.utilities.validate import flag, positive, whole_number
+from lightning_fedstop.stopping.criteria.decision import Criterion, StoppingReason
+from lightning_fedstop.utilities.validate import flag, one_of, positive, whole_number
+
+Shift: TypeAlias = Literal["mean_vector", "mean_norm"]
+SHIFTS = ("mean_vector", "mean_norm")
+_COLUMNS = {"mean_vector": "consensus/shift", "mean_norm": "consensus/mean_norm"}
 
 _EPSILON = 1e-12
 _FIRST_COUNTED_ROUND = 2
@@ -18,7 +23,7 @@ _FIRST_COUNTED_ROUND = 2
 
 @dataclass(frozen=True)
 class ConsensusDecision:
-    """What the consensus criterion says after a round.
+    """Answer of the consensus criterion after a round.
 
     Attributes:
         round: The round, counted from 1.
@@ -40,7 +45,7 @@ class ConsensusDecision:
 
 
 def consensus_potential(shift: float, dispersion: float) -> float:
-    """Phi = shift (1 + dispersion / (shift + eps)): the common way and, nearly, the disagreement on top.
+    """Return phi = shift (1 + dispersion / (shift + eps)), the common way with the disagreement on top.
 
     Args:
         shift: The norm of the mean local task vector (or, in the authors' code, the mean of the norms).
@@ -55,7 +60,7 @@ def consensus_potential(shift: float, dispersion: float) -> float:
 def consensus_stopping_round(
     shifts: Iterable[float], dispersions: Iterable[float], threshold: float, patience: int, min_rounds: int = 0
 ) -> int | None:
-    """The round, counted from 1, in which :class:`ConsensusCriterion` stops a run.
+    """Find the round, counted from 1, in which :class:`ConsensusCriterion` stops a run.
 
     Args:
         shifts: Of each round.
@@ -79,8 +84,8 @@ def consensus_stopping_round(
     return next((d.round for d in map(criterion.update, rounds) if d.should_stop), None)
 
 
-class ConsensusCriterion:
-    """Stop when the smoothed consensus potential has all but ceased to change for ``patience`` rounds in a row.
+class ConsensusCriterion(Criterion[ConsensusDecision]):
+    """Stop when the smoothed consensus potential hardly changes for ``patience`` rounds in a row.
 
     The rule, per round with potential phi_r and alpha = 2 / (patience + 1)::
 
@@ -93,7 +98,9 @@ class ConsensusCriterion:
         patience: rho, at least 1; with 1 nothing is smoothed.
         min_rounds: No stop before this round.
         check_finite: Stop at once when the potential is not finite. If False, such a round resets the count, and the
-            average starts anew after it.
+            average starts again after it.
+        shift: ``"mean_vector"``, the norm of the mean task vector, as the authors describe it, or ``"mean_norm"``, the
+            mean of the norms, as their code computes it: the column of a record that is read.
 
     Attributes:
         round: Rounds seen.
@@ -108,14 +115,30 @@ class ConsensusCriterion:
     [0, 0, 1, 2]
     """
 
+    rules = {"consensus": "Consensus"}
+    options = ("shift",)
+    place = 2
+    state_names = ("round", "count", "smoothed")
+
     def __init__(
-        self, threshold: float = 0.1, patience: int = 10, min_rounds: int = 0, check_finite: bool = True
+        self,
+        threshold: float = 0.1,
+        patience: int = 10,
+        min_rounds: int = 0,
+        check_finite: bool = True,
+        shift: Shift = "mean_vector",
     ) -> None:
         self.threshold = positive("threshold", threshold)
         self.patience = whole_number("patience", patience, least=1)
         self.min_rounds = whole_number("min_rounds", min_rounds, least=0)
         self.check_finite = flag("check_finite", check_finite)
+        self.shift: Shift = one_of("shift", shift, SHIFTS)
         self.start()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The shift's column, and that of the dispersion."""
+        return _COLUMNS[self.shift], "consensus/dispersion"
 
     def start(self, parameters: Any = None) -> None:
         """Forget the run before; the local task vectors come in with each round."""
@@ -154,15 +177,3 @@ class ConsensusCriterion:
         self.count, self.smoothed = 0, None
         reason = StoppingReason.DIVERGED if self.check_finite else StoppingReason.NOT_STOPPED
         return ConsensusDecision(self.round, potential, math.nan, math.nan, 0, self.check_finite, reason)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Plain numbers."""
-        return {"round": self.round, "count": self.count, "smoothed": self.smoothed}
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Count on from a state.
-
-        Raises:
-            KeyError: If the state lacks an entry.
-        """
-        self.round, self.count, self.smoothed = state_dict["round"], state_dict["count"], state_dict["smoothed"]

@@ -1,4 +1,4 @@
-"""The growth-rate criterion: when the distance of the parameters from their start stops growing, stop.
+"""The growth-rate criterion: stop when the distance of the parameters from their start stops growing.
 
 Lee et al., "Data-free early stopping for federated learning", equations (10) and (11), over the distances of equation
 (7). Nothing here needs Lightning or ``torch.nn``, and torch only where tensors come in. Rounds are counted from 1;
@@ -6,7 +6,7 @@ Lee et al., "Data-free early stopping for federated learning", equations (10) an
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
 from lightning_fedstop.stopping.criteria.decision import Criterion, Decision, StopDecision, StoppingReason
@@ -36,13 +36,13 @@ __all__ = [
 ]
 
 Variant: TypeAlias = Literal["paper", "released_code"]
-_VARIANTS = ("paper", "released_code")
+VARIANTS = ("paper", "released_code")
 _FIRST_COUNTED_ROUND = {"paper": 2, "released_code": 3}
 _RELEASED_CODE_SMALLEST_DISTANCE = 1e-6
 
 
 def growth_rate(distance: float, previous: float, variant: Variant = "paper") -> float:
-    """Equation (10): g_r = |delta_r - delta_{r-1}| / delta_{r-1}.
+    """Return equation (10): g_r = |delta_r - delta_{r-1}| / delta_{r-1}.
 
     From a distance of exactly 0 the growth is 0 if the parameters still stand there, else infinite. With
     ``variant="released_code"`` it is signed, and 1 from a distance of at most 1e-6 or NaN. Otherwise it is NaN if a
@@ -62,7 +62,7 @@ def growth_rate(distance: float, previous: float, variant: Variant = "paper") ->
 
 
 def saturation_count(count: int, growth: float, threshold: float, variant: Variant = "paper") -> int:
-    """Equation (11): kappa_r = kappa_{r-1} + 1 if g_r < tau, else 0.
+    """Return equation (11): kappa_r = kappa_{r-1} + 1 if g_r < tau, else 0.
 
     A growth that is NaN is not below the threshold. With ``variant="released_code"`` a growth of exactly 0 leaves the
     count as it is.
@@ -83,7 +83,7 @@ def stopping_round(
     variant: Variant = "paper",
     check_finite: bool = True,
 ) -> int | None:
-    """The round, counted from 1, in which :class:`TaskVectorCriterion` stops a run with these distances.
+    """Find the round, counted from 1, in which :class:`TaskVectorCriterion` stops a run.
 
     Args:
         distances: delta_1, delta_2, ...
@@ -108,7 +108,7 @@ def stopping_round(
 
 
 def zero_based_round(stop_round: int | None) -> int | None:
-    """A round counted from 0, as in the paper's Table IV and its released code.
+    """Return a round counted from 0, as in the paper's Table IV and its released code.
 
     >>> zero_based_round(12)
     11
@@ -116,8 +116,8 @@ def zero_based_round(stop_round: int | None) -> int | None:
     return None if stop_round is None else stop_round - 1
 
 
-class TaskVectorCriterion:
-    """Stop when the distance from the start has all but ceased to grow for ``patience`` rounds in a row.
+class TaskVectorCriterion(Criterion[Decision]):
+    """Stop when the distance from the start hardly grows for ``patience`` rounds in a row.
 
     The rule, per round r with distance delta_r, and kappa_1 = 0::
 
@@ -158,6 +158,11 @@ class TaskVectorCriterion:
     (4, 2, True, 4)
     """
 
+    rules = {"task_vector": "Task vector"}
+    options = ("variant",)
+    has_interval = True
+    place = 0
+
     def __init__(
         self,
         threshold: float = 0.01,
@@ -171,7 +176,7 @@ class TaskVectorCriterion:
         self.patience = whole_number("patience", patience, least=1)
         self.min_rounds = whole_number("min_rounds", min_rounds, least=0)
         self.check_finite = flag("check_finite", check_finite)
-        self.variant: Variant = one_of("variant", variant, _VARIANTS)
+        self.variant: Variant = one_of("variant", variant, VARIANTS)
         self.start_device = start_device
         self._start: list[Any] | None = None
         self._reset()
@@ -185,11 +190,16 @@ class TaskVectorCriterion:
         self._has_moved = False
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        """The distance."""
+        return ("distance",)
+
+    @property
     def theta_0(self) -> list[Any] | None:
         """The copy that distances are measured from, a tensor or array per parameter; None before ``start``."""
         return self._start
 
-    def start(self, parameters: Parameters) -> None:
+    def start(self, parameters: Parameters, /) -> None:  # type: ignore[override]
         """Take a copy of theta_0 and forget the run before.
 
         Args:
@@ -208,7 +218,7 @@ class TaskVectorCriterion:
             raise RuntimeError("Call `start` before `extend`.")
         self._start = [*self._start, *copied(parameters, self.start_device)]
 
-    def update(self, parameters: Parameters) -> Decision:
+    def update(self, parameters: Parameters, /) -> Decision:
         """Decide after a round.
 
         Args:
@@ -224,6 +234,10 @@ class TaskVectorCriterion:
         if self.start_device is None and len(listed) == len(self._start):
             self._start = beside(self._start, listed)  # a loaded start comes on the CPU: move it once
         return self.update_distance(task_vector_distance(listed, self._start))
+
+    def decide(self, row: Mapping[str, float]) -> Decision:
+        """Decide after a round, on the distance in its row of a record."""
+        return self.update_distance(row["distance"])
 
     def update_distance(self, distance: float) -> Decision:
         """Decide after a round of which only the distance delta_r is known, as when a record is replayed.

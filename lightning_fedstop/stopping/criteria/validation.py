@@ -1,4 +1,4 @@
-"""The validation-based rules that the paper compares with: stop when a validation figure has ceased to improve.
+"""The validation-based rules that the paper compares with: stop when a figure no longer improves.
 
 They need labelled data that a federation rarely has. The threshold is absolute, in the unit of the figure: nats for a
 loss, percentage points for an accuracy. Nothing here needs Lightning or torch.
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from lightning_fedstop.stopping.criteria.decision import StoppingReason
+from lightning_fedstop.stopping.criteria.decision import Criterion, StoppingReason
 from lightning_fedstop.utilities.validate import one_of, positive, whole_number
 
 Mode: TypeAlias = Literal["min", "max"]
@@ -24,7 +24,7 @@ _FIRST_BEST = {"min": math.inf, "max": 0.0}
 
 
 def better_of(name: str) -> Mode | None:
-    """Which way a figure is better, by the last word of its name; None if that does not tell.
+    """Guess from the last word of a figure's name which way is better, or None.
 
     Words are parted by any sign or by a capital letter; what Lightning appends to a name is no part of it.
 
@@ -38,7 +38,7 @@ def better_of(name: str) -> Mode | None:
 
 @dataclass(frozen=True)
 class ValidationDecision:
-    """What a validation-based rule says after an evaluation.
+    """Answer of a validation-based rule after an evaluation.
 
     Attributes:
         round: The evaluation, counted from 1.
@@ -60,7 +60,7 @@ class ValidationDecision:
 def validation_stopping_round(
     values: Iterable[float], threshold: float, patience: int, mode: Mode = "min", min_rounds: int = 0
 ) -> int | None:
-    """The evaluation, counted from 1, in which :class:`ValidationCriterion` stops a run with these figures.
+    """Find the evaluation, counted from 1, in which :class:`ValidationCriterion` stops a run.
 
     Args:
         values: The figure after each round: a loss, or an accuracy in percent with ``mode="max"``.
@@ -83,7 +83,7 @@ def validation_stopping_round(
     return next((d.round for d in map(criterion.update, values) if d.should_stop), None)
 
 
-class ValidationCriterion:
+class ValidationCriterion(Criterion[ValidationDecision]):
     """Stop when a figure has not improved by more than ``threshold`` for ``patience`` evaluations in a row.
 
     The rule, per evaluation with figure L::
@@ -98,6 +98,7 @@ class ValidationCriterion:
         patience: rho, at least 1.
         mode: ``"min"`` for a loss, whose best starts at infinity, ``"max"`` for an accuracy, whose best starts at 0.
         min_rounds: No stop before this evaluation.
+        column: The figure's column in a record.
 
     Attributes:
         round: Evaluations seen.
@@ -113,12 +114,36 @@ class ValidationCriterion:
     [0, 0, 1, 0]
     """
 
-    def __init__(self, threshold: float = 0.01, patience: int = 10, mode: Mode = "min", min_rounds: int = 0) -> None:
+    rules = {"val_loss": "Validation loss", "val_acc": "Validation accuracy"}
+    place = 1
+    state_names = ("round", "count", "best")
+
+    def __init__(
+        self,
+        threshold: float = 0.01,
+        patience: int = 10,
+        mode: Mode = "min",
+        min_rounds: int = 0,
+        column: str = "val_loss",
+    ) -> None:
         self.threshold = positive("threshold", threshold)
         self.patience = whole_number("patience", patience, least=1)
         self.mode: Mode = one_of("mode", mode, _MODES)
         self.min_rounds = whole_number("min_rounds", min_rounds, least=0)
+        self.column = column
         self.start()
+
+    @classmethod
+    def for_rule(
+        cls, rule: str, threshold: float, patience: int, min_rounds: int = 0, **options: Any
+    ) -> "ValidationCriterion":
+        """Build the criterion of ``val_loss`` or ``val_acc``."""
+        return cls(threshold, patience, "max" if rule == "val_acc" else "min", min_rounds, column=rule)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The figure's column."""
+        return (self.column,)
 
     def start(self, parameters: Any = None) -> None:
         """Forget the run before; parameters are not looked at."""
@@ -138,15 +163,3 @@ class ValidationCriterion:
         should_stop = self.count >= self.patience and self.round >= self.min_rounds
         reason = StoppingReason.NOT_IMPROVING if should_stop else StoppingReason.NOT_STOPPED
         return ValidationDecision(self.round, value, self.best, self.count, should_stop, reason)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Plain numbers."""
-        return {"round": self.round, "count": self.count, "best": self.best}
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Count on from a state.
-
-        Raises:
-            KeyError: If the state lacks an entry.
-        """
-        self.round, self.count, self.best = state_dict["round"], state_dict["count"], state_dict["best"]
