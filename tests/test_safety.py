@@ -173,7 +173,8 @@ def test_a_class_path_of_another_kind_is_refused_without_being_called(elsewhere,
     with heard() as events:
         sentence = refusal(capsys, "fit", *TINY, "--config", "x.yaml")
     assert sentence.startswith(f"{key}: ")
-    assert f"'{path}' is not a subclass of" in sentence
+    assert path in sentence
+    assert "does not correspond to a subclass of" in sentence
     assert [event for event, _ in events if event.startswith(("subprocess.", "os.sys"))] == []
     assert not (elsewhere / "made").exists()
 
@@ -202,7 +203,7 @@ def test_yaml_with_tags_is_refused(elsewhere, capsys, text):
 @pytest.mark.parametrize("text", ["trainer: &a {method: *a}", "model: &a [*a]", "&a [*a]"])
 def test_anchors_that_hold_themselves_are_refused(elsewhere, capsys, text):
     Path("x.yaml").write_text(text)
-    assert "an anchor holds itself" in refusal(capsys, "fit", *TINY, "--config", "x.yaml")
+    assert "Circular reference" in refusal(capsys, "fit", *TINY, "--config", "x.yaml")
 
 
 def test_anchors_that_stand_for_more_than_memory_holds_are_refused(elsewhere, capsys):

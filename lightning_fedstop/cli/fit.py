@@ -13,13 +13,13 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from lightning_fedstop.__about__ import __version__
-from lightning_fedstop.cli.config_files import check_configs, is_named
-from lightning_fedstop.cli.errors import explain
+from lightning_fedstop.cli.config_files import is_named, read_configs
+from lightning_fedstop.cli.explain import explain
 from lightning_fedstop.cli.links import (
     DATA_LINKS,
     ErrorKeeper,
     Instantiator,
-    at_key,
+    at_place,
     build_plainly,
     check_optimizer,
     is_given,
@@ -177,8 +177,7 @@ class FedStopCLI(LightningCLI):
                 self.config = parser.parse_object(args)
             return
         given = list(sys.argv[1:] if args is None else args)
-        check_configs(given)
-        self.model_is_named = is_named("model", given)
+        self.model_is_named = is_named("model", given, read_configs(given))
         with self._own_defaults():
             self.config = parser.parse_args(given)
 
@@ -218,7 +217,7 @@ class FedStopCLI(LightningCLI):
         try:
             return super().instantiate_trainer(**kwargs)
         except Exception as error:
-            raise at_key(error, "trainer") from None
+            raise at_place(error, "trainer", self.trainer_class.__name__) from None
 
     def _add_configure_optimizers_method_to_model(self, subcommand: str | None) -> None:
         if self.auto_configure_optimizers:

@@ -112,7 +112,8 @@ class ErrorKeeper:
                 return build(class_type, *args, **kwargs)
             except Exception as error:
                 if self.error is None:
-                    self.error = at_key(error, key_of(self.cli, class_type, kwargs))
+                    key = key_of(self.cli, class_type, kwargs)
+                    self.error = at_place(error, key, getattr(class_type, "__name__", ""))
                 raise
 
         return keeping
@@ -128,14 +129,14 @@ class ErrorKeeper:
             raise
 
 
-def at_key(error: Exception, key: str | None) -> Exception:
-    """The same error, which knows at which key of the configuration it arose."""
-    if key is not None and not hasattr(error, "config_key"):
-        error.config_key = key  # type: ignore[attr-defined]
+def at_place(error: Exception, key: str, class_name: str) -> Exception:
+    """The same error, with the key and the class of the configuration at which it arose."""
+    if not hasattr(error, "config_place"):
+        error.config_place = (key, class_name)  # type: ignore[attr-defined]
     return error
 
 
-def key_of(cli: LightningCLI, class_type: Any, arguments: dict[str, Any]) -> str | None:
+def key_of(cli: LightningCLI, class_type: Any, arguments: dict[str, Any]) -> str:
     """Where the configuration names a class: of several places, one whose plain arguments are these."""
     config = cli.config[cli.subcommand] if getattr(cli, "subcommand", None) else cli.config
     places = [(key, given) for key, path, given in _classes_in(config.as_dict(), "") if resolved(path) is class_type]
@@ -143,7 +144,7 @@ def key_of(cli: LightningCLI, class_type: Any, arguments: dict[str, Any]) -> str
         plain = {name: value for name, value in given.items() if isinstance(value, str | int | float)}
         if all(arguments.get(name, value) == value for name, value in plain.items()):
             return key
-    return places[0][0] if places else None
+    return places[0][0] if places else ""
 
 
 def _classes_in(value: Any, key: str) -> Iterator[tuple[str, str, dict[str, Any]]]:

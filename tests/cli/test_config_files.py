@@ -1,7 +1,7 @@
 import pytest
 import yaml
 
-from lightning_fedstop.cli.config_files import check_configs, is_named
+from lightning_fedstop.cli.config_files import is_named, read_configs
 from lightning_fedstop.cli.main import main
 from tests.cli_tools import CONF
 
@@ -9,10 +9,10 @@ from tests.cli_tools import CONF
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "must hold keys such as `trainer:`, but holds nothing"),
+        (b"", "must hold keys such as `trainer:`, but holds null"),
         (b"- 1", "must hold keys such as `trainer:`, but holds [1]"),
-        (b"trainer: {", "it is not YAML"),
-        (b"trainer:", "`trainer:` must hold keys of its own, but holds nothing"),
+        (b"trainer: {", "it is not plain YAML"),
+        (b"trainer:", "`trainer:` must hold keys of its own, but holds null"),
         (b"trainer: [1]", "`trainer:` must hold keys of its own, but holds [1]"),
         (b"model: 3", "`model:` must hold keys of its own, but holds 3"),
         (b"trainer: {}  # caf\xe9", "it is not text in UTF-8"),
@@ -26,12 +26,12 @@ def test_a_file_of_the_wrong_shape_is_refused_by_its_name(tmp_path, content, say
     path.write_bytes(content)
     args = [*words, str(path)] if words != ["--config="] else [f"--config={path}"]
     with pytest.raises(ValueError, match=r"x\.yaml: ") as error:
-        check_configs(["fit", "--config", str(CONF / "tiny.yaml"), *args])
+        read_configs(["fit", "--config", str(CONF / "tiny.yaml"), *args])
     assert says in str(error.value)
 
 
 def test_what_is_no_file_is_left_to_the_parser(tmp_path):
-    check_configs(
+    read_configs(
         ["fit", "--config", "trainer: {max_rounds: 2}", "--config", "none.yaml", "--config", str(tmp_path), "-c"]
     )
 
@@ -49,8 +49,8 @@ def test_what_is_no_file_is_left_to_the_parser(tmp_path):
 def test_anchors_and_merged_keys_with_overrides(tmp_path, text):
     path = tmp_path / "x.yaml"
     path.write_text(text)
-    check_configs(["fit", "--config", str(path)])
-    check_configs(["fit", "--config", text])
+    read_configs(["fit", "--config", str(path)])
+    read_configs(["fit", "--config", text])
 
 
 @pytest.mark.parametrize("form", [["--config", "{}"], ["-c", "{}"], ["--config={}"]])
@@ -61,7 +61,8 @@ def test_a_configuration_as_text_may_be_long(capsys, form):
     assert exit.value.code == 0
     trainer = yaml.safe_load(capsys.readouterr().out)["trainer"]
     assert (trainer["max_rounds"], trainer["local_epochs"]) == (7, 3)
-    assert is_named("trainer", ["fit", "--config", text])
+    args = ["fit", "--config", text]
+    assert is_named("trainer", args, read_configs(args))
 
 
 @pytest.mark.parametrize(
@@ -74,9 +75,9 @@ def test_a_configuration_as_text_may_be_long(capsys, form):
 )
 def test_a_configuration_as_text_is_checked_as_a_file_is(tmp_path, text, says):
     with pytest.raises(ValueError, match="--config: ") as error:
-        check_configs(["fit", "--config", text])
+        read_configs(["fit", "--config", text])
     assert says in str(error.value)
     (tmp_path / "x.yaml").write_text(text)
     with pytest.raises(ValueError, match=r"x\.yaml: ") as error:
-        check_configs(["fit", "--config", str(tmp_path / "x.yaml")])
+        read_configs(["fit", "--config", str(tmp_path / "x.yaml")])
     assert says in str(error.value)

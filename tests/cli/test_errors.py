@@ -1,8 +1,11 @@
 import pytest
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lightning_fedstop.cli.errors import explain, sentence_of
+from lightning_fedstop.cli.errors import sentence_of
+from lightning_fedstop.cli.explain import explain
 from lightning_fedstop.cli.fit import FedStopParser
 from lightning_fedstop.cli.main import main
+from lightning_fedstop.data.config import as_skew
 from tests import cli_classes
 from tests.cli_tools import CONF, TINY, USER, refusal
 
@@ -17,22 +20,28 @@ def root(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["--trainer.max_rouds", "3"], ["trainer.max_rouds", "did you mean trainer.max_rounds"]),
-        (["--config", str(CONF / "key_misspelt.yaml")], ["trainer.max_rouds", "did you mean trainer.max_rounds"]),
+        (["--trainer.max_rouds", "3"], ["trainer.max_rouds", "; did you mean trainer.max_rounds"]),
+        (["--config", str(CONF / "key_misspelt.yaml")], ["trainer.max_rouds", "; did you mean trainer.max_rounds"]),
         (["--config", str(CONF / "group_misspelt.yaml")], ["traner.max_rounds", "did you mean trainer.max_rounds"]),
-        (["--trainer.max_round", "3"], ["trainer.max_round: there is no such key; did you mean trainer.max_rounds"]),
-        (["--trainer.max_round=3"], ["trainer.max_round: there is no such key; did you mean trainer.max_rounds"]),
-        (["--seed_every", "3"], ["seed_every: there is no such key; did you mean seed_everything"]),
-        (["--conf", str(CONF / "tiny.yaml")], ["conf: there is no such key; did you mean config?"]),
-        (["--model.num_class", "3"], ["model: Linear has no argument 'num_class'; did you mean 'num_classes'?"]),
-        (["--data.skew.concentr", "3"], ["DirichletSkew has no argument 'concentr'; did you mean 'concentration'"]),
-        (["--trainer.method=FedDyn", "--trainer.method.alph=1"], ["FedDyn has no argument 'alph'; did you mean"]),
-        (["--nothing", "3"], ["nothing: there is no such key", "trainer, model, data, optimizer"]),
+        (["--trainer.max_round", "3"], ["trainer.max_round", "; did you mean trainer.max_rounds"]),
+        (["--trainer.max_round=3"], ["trainer.max_round", "; did you mean trainer.max_rounds"]),
+        (["--seed_every", "3"], ["--seed_every", "; did you mean seed_everything?"]),
+        (["--conf", str(CONF / "tiny.yaml")], ["--conf", "; did you mean config?"]),
+        (["--model.num_class", "3"], ["model: Linear: Option 'num_class' is not accepted; did you mean num_classes?"]),
+        (
+            ["--data.skew.concentr", "3"],
+            ["data.skew: DirichletSkew: Option 'concentr' is not accepted; did you mean concentration?"],
+        ),
+        (
+            ["--trainer.method=FedDyn", "--trainer.method.alph=1"],
+            ["FedDyn: Option 'alph' is not accepted; did you mean alpha"],
+        ),
+        (["--nothing", "3"], ["unrecognized arguments: --nothing", "there are", "trainer, model, data, optimizer"]),
         (
             ["--trainer.quantum_leap", "3"],
-            ["trainer.quantum_leap: there is no such key", "trainer.method, trainer.max_rounds"],
+            ["trainer.quantum_leap", "; there are trainer.method, trainer.max_rounds"],
         ),
-        (["3"], ["'3' is left over"]),
+        (["3"], ["unrecognized arguments: 3; there are"]),
         (["--trainer.max_rounds", "x"], ["trainer.max_rounds: must be int, got 'x'"]),
         (["--trainer.limit_val_batches", "x"], ["trainer.limit_val_batches: must be int or float or null, got 'x'"]),
         (["--trainer.weighting", "x"], ["trainer.weighting"]),
@@ -41,38 +50,59 @@ def root(tmp_path, monkeypatch):
         (["--model", "ImageClasifier"], ["model: there is no class 'ImageClasifier'", "did you mean ImageClassifier"]),
         (["--data.skew", "Skewness"], ["data.skew: there is no class 'Skewness'", "DirichletSkew, Iid, "]),
         (["--trainer.method", "FedAvgg"], ["trainer.method: there is no class 'FedAvgg'", "did you mean FedAvg"]),
-        (["--model", "no_such_module.Net"], ["model: 'no_such_module.Net'", "there is no module 'no_such_module'"]),
-        (["--model", USER + "Nothing"], ["model: ", "the module 'tests.cli_classes' has no 'Nothing'"]),
-        (["--model", "os.path.join"], ["model: 'os.path.join' is not a subclass of LightningModule"]),
-        (["--model.widht", "3"], ["model: Linear has no argument 'widht'; did you mean 'width'? It takes num_classes"]),
-        (["--config", str(CONF / "skew_misspelt.yaml")], ["data.skew: DirichletSkew", "did you mean 'concentration'"]),
-        (["--config", str(CONF / "callback_misspelt.yaml")], ["trainer.callbacks: TaskVector", "'patience'? It takes"]),
-        (["--config", str(CONF / "callback_without_monitor.yaml")], ["EarlyStopping needs the argument monitor"]),
-        (["--trainer.callbacks+=EarlyStopping"], ["trainer.callbacks: EarlyStopping needs the argument monitor"]),
-        (["--lr_scheduler", "ExponentialLR"], ["lr_scheduler: ExponentialLR needs the argument gamma"]),
-        (["--optimizer", "SGD", "--optimizer.lrr", "1"], ["optimizer: SGD has no argument 'lrr'", "It takes lr, "]),
-        (["--config", "none.yaml"], ["--config", "none.yaml: it does not exist"]),
-        (["--config", str(CONF)], ["--config", "is not a file"]),
-        (["--config", str(CONF / "no_yaml.txt")], ["no_yaml.txt: it is not YAML", "line 2"]),
+        (["--model", "no_such_module.Net"], ["model: no_such_module.Net", "No module named 'no_such_module'"]),
+        (["--model", USER + "Nothing"], ["model: ", "module 'tests.cli_classes' has no attribute 'Nothing'"]),
+        (
+            ["--model", "os.path.join"],
+            ["model: ", "does not correspond to a subclass of LightningModule, got 'os.path.join'"],
+        ),
+        (["--model.widht", "3"], ["model: Linear: Option 'widht' is not accepted; did you mean width?"]),
+        (["--config", str(CONF / "skew_misspelt.yaml")], ["data.skew: DirichletSkew", "did you mean concentration?"]),
+        (
+            ["--config", str(CONF / "callback_misspelt.yaml")],
+            ["trainer.callbacks: TaskVector", "did you mean patience?"],
+        ),
+        (
+            ["--config", str(CONF / "callback_without_monitor.yaml")],
+            ["EarlyStopping: the following arguments are required: monitor"],
+        ),
+        (
+            ["--trainer.callbacks+=EarlyStopping"],
+            ["trainer.callbacks: EarlyStopping: the following arguments are required: monitor"],
+        ),
+        (
+            ["--lr_scheduler", "ExponentialLR"],
+            ["lr_scheduler: ExponentialLR: the following arguments are required: gamma"],
+        ),
+        (
+            ["--optimizer", "SGD", "--optimizer.lrr", "1"],
+            ["optimizer: SGD: Option 'lrr' is not accepted; did you mean lr?"],
+        ),
+        (["--config", "none.yaml"], ["config: File does not exist: ", "none.yaml"]),
+        (["--config", str(CONF)], ["config: Path is not a file: "]),
+        (["--config", str(CONF / "no_yaml.txt")], ["no_yaml.txt: it is not plain YAML", "line 2"]),
         (["--config", str(CONF / "list.yaml")], ["list.yaml: it must hold keys such as `trainer:`, but holds [1]"]),
-        (["--config"], ["--config: needs a value"]),
-        (["--model", ".Net"], ["model: must be LightningModule or null, got '.Net'"]),
+        (["--config"], ["--config: expected one argument"]),
+        (["--model", ".Net"], ["model: Unexpected import path format: .Net"]),
         (["--model", "3"], ["model: there is no class '3'"]),
         (
             ["--trainer.method", "scaffold"],
-            ["no class 'scaffold'; did you mean SCAFFOLD (upper and lower case count)?"],
+            ["trainer.method: there is no class 'scaffold'; did you mean SCAFFOLD?"],
         ),
-        (["--optimizer", "adamw"], ["optimizer: there is no class 'adamw'; did you mean AdamW (upper"]),
-        (["--data", "medmnist"], ["data: there is no class 'medmnist'; did you mean MedMNIST (upper"]),
-        (["--data.skew", "IID"], ["data.skew: there is no class 'IID'; did you mean Iid (upper"]),
+        (["--optimizer", "adamw"], ["optimizer: there is no class 'adamw'; did you mean AdamW?"]),
+        (["--data", "medmnist"], ["data: there is no class 'medmnist'; did you mean MedMNIST?"]),
+        (["--data.skew", "IID"], ["data.skew: there is no class 'IID'; did you mean Iid?"]),
         (
             ["--trainer.method", "Nope"],
             ["FedAvg, FedDyn, FedGamma, FedLESAM, FedProx, FedSAM, FedSMOO, FedSpeed, FedWMSAM, SCAFFOLD, Released"],
         ),
-        (["--trainer.logger", "Nope"], ["trainer.logger: there is no class 'Nope'; there are ", "CSVLogger, "]),
+        (["--trainer.logger", "Nope"], ["trainer.logger: there is no class 'Nope'; there are RunRecord, CSVLogger, "]),
         (["--trainer.logger", "[CSVLogger, Nope]"], ["trainer.logger: there is no class 'Nope'; there are "]),
-        (["--trainer.logger", "[CSVLogger, csvlogger]"], ["no class 'csvlogger'; did you mean CSVLogger (upper"]),
-        (["--trainer.logger", "[CSVLogger, TensorBoardLogger]"], ["trainer.logger: CSVLogger needs the argument save"]),
+        (["--trainer.logger", "[CSVLogger, csvlogger]"], ["no class 'csvlogger'; did you mean CSVLogger?"]),
+        (
+            ["--trainer.logger", "[CSVLogger, TensorBoardLogger]"],
+            ["trainer.logger: CSVLogger: the following arguments are required: save_dir"],
+        ),
         (["--data.skew", "Skew"], ["data.skew: there is no class 'Skew'; there are DirichletSkew, Iid"]),
     ],
 )
@@ -135,7 +165,8 @@ def test_a_class_of_the_other_package_is_refused_with_its_name(root, capsys, mon
     monkeypatch.setattr(cli_classes, "Twin", type("Twin", (), {"__module__": "pytorch_lightning.core"}), raising=False)
     for key, kind in (("model", "LightningModule"), ("data", "LightningDataModule"), ("trainer.callbacks", "Callback")):
         sentence = refusal(capsys, "fit", *TINY, f"--{key}", USER + "Twin")
-        assert sentence.startswith(f"{key}: '{USER}Twin' is not a subclass of {kind}; `pytorch_lightning` is another p")
+        assert sentence.startswith(f"{key}: ")
+        assert f"a subclass of {kind}, got '{USER}Twin'; `pytorch_lightning` is another p" in sentence
 
 
 UNION = """Parser key "data":
@@ -152,30 +183,25 @@ UNION = """Parser key "data":
 @pytest.mark.parametrize(
     ("message", "sentence"),
     [
-        (
-            "Unrecognized arguments: --trainer.max_rouds 3",
-            "trainer.max_rouds: there is no such key; did you mean trainer.",
-        ),
+        ("Unrecognized arguments: --trainer.max_rouds 3", "; did you mean trainer.max_rounds?"),
         (
             "Validation failed: Subcommand 'fit' does not accept nested key 'trainer.max_rouds'",
-            "trainer.max_rouds: there is no such key; did you mean trainer.max_rounds?",
+            "'trainer.max_rouds'; did you mean trainer.max_rounds?",
         ),
-        ("Validation failed: Key 'traner' is not expected", "traner: there is no such key; there are "),
+        ("Validation failed: Key 'traner' is not expected", "Key 'traner' is not expected; did you mean trainer"),
+        (UNION.format(reason="Key 'batchsize' is not expected"), "data: Digits: "),
+        (UNION.format(reason="Key 'batchsize' is not expected"), "; did you mean batch_size or eval_batch_size?"),
+        (UNION.format(reason='Key "seed" is required but'), 'data: Digits: Validation failed: Key "seed" is required'),
+        ("Option 'data.skew' is not accepted before subcommand 'fit'", "accepted before subcommand 'fit'."),
         (
-            UNION.format(reason="Key 'batchsize' is not expected"),
-            "data: Digits has no argument 'batchsize'; did you mean",
+            "--data.help: Expected a dot import path string: Nope",
+            "--data.help: Expected a dot import path string: Nope.",
         ),
-        (UNION.format(reason='Key "seed" is required but'), "data: Digits needs the argument seed."),
-        (
-            "Option 'data.skew' is not accepted before subcommand 'fit'",
-            "data.skew: the command comes first, as in `fedstop fit --config x.yaml`.",
-        ),
-        ("--data.help: Expected a dot import path string: Nope", "--data.help: there is no class 'Nope'."),
         ("something new\n  in two lines", "something new in two lines"),
     ],
 )
 def test_wordings_of_older_and_unknown_versions_of_jsonargparse(message, sentence):
-    assert explain(message, parser()).startswith(sentence)
+    assert sentence in explain(message, parser())
 
 
 def raised(code, module):
@@ -186,11 +212,11 @@ def raised(code, module):
     raise AssertionError("nothing was raised")
 
 
-def as_if_running(code, module="lightning_fedstop.loop.federated_loop"):
+def as_if_running(function, *args):
     """An error that comes out of the training of a run."""
 
     def _run_subcommand():
-        exec(compile(code, "code.py", "exec"), {"__name__": module})
+        function(*args)
 
     try:
         _run_subcommand()
@@ -199,15 +225,16 @@ def as_if_running(code, module="lightning_fedstop.loop.federated_loop"):
     raise AssertionError("nothing was raised")
 
 
+def refuse_as_lightning():
+    raise MisconfigurationException("no monitor")
+
+
 def test_only_what_this_package_refuses_is_a_sentence_once_it_runs():
-    assert sentence_of(as_if_running("raise ValueError('no such client')")) == "no such client."
-    assert sentence_of(as_if_running("None + 1")) is None
-    assert sentence_of(as_if_running("raise ValueError('no')", "users_module")) is None
-    assert sentence_of(as_if_running("raise KeyError('no')")) is None
-    lightning = (
-        "from lightning.pytorch.utilities.exceptions import MisconfigurationException as E\nraise E('no monitor')"
-    )
-    assert sentence_of(as_if_running(lightning, "lightning.pytorch.callbacks")) == "no monitor."
+    assert sentence_of(as_if_running(as_skew, 3)).startswith("`skew` must be a Skew")
+    assert sentence_of(as_if_running(lambda: None + 1)) is None
+    assert sentence_of(as_if_running(as_skew, {}, 1)) is None
+    assert sentence_of(as_if_running({}.__getitem__, "key")) is None
+    assert sentence_of(as_if_running(refuse_as_lightning)) == "no monitor."
 
 
 def test_everything_that_is_refused_before_it_runs_is_a_sentence():
