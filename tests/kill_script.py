@@ -9,7 +9,7 @@ import os
 import sys
 
 from lightning_fedstop.core.client_states import ClientStates
-from lightning_fedstop.loop.checkpoint import find_last
+from lightning_fedstop.loop.checkpoint_file import find_last
 from lightning_fedstop.methods import SCAFFOLD
 from lightning_fedstop.stopping import ConsensusEarlyStopping, TaskVectorEarlyStopping
 from tests.helpers import Deep, ToyData, make_loop

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lightning_fedstop.cli.main import main
-from lightning_fedstop.loop.federated_loop import FederatedLoop
+from lightning_fedstop.loop.reporting import Reporter
 from tests.cli_tools import ROOT
 
 CONFIGS = ROOT / "configs"
@@ -203,11 +203,11 @@ def test_mutations_of_all_that_is_shipped_as_far_as_the_first_round(root, archiv
         last += [f"--data.root={archives}", "--data.download=false", "--data.num_clients=12"]
     before = sorted(root.iterdir())
 
-    def start(loop):
+    def start(reporter):
         raise Started
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FederatedLoop, "_run_rounds", start)
+        patch.setattr(Reporter, "log_hyperparameters", start)
         try:
             told = outcome(capsys, ["fit", *args, *last])
         except Started:

@@ -10,7 +10,7 @@ import pytest
 
 from experiments.paper.__main__ import main as paper
 from lightning_fedstop.cli.main import main
-from lightning_fedstop.loop.federated_loop import FederatedLoop
+from lightning_fedstop.loop.reporting import Reporter
 from tests.cli_tools import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -177,10 +177,10 @@ def test_the_command_runs_as_it_is_written(folder, monkeypatch, capsys, command)
     written = written.replace("RUN...", "lightning_logs/version_0").replace("...", "--config x.yaml")
     if added == STARTS:
 
-        def start(loop):
+        def start(reporter):
             raise Started
 
-        monkeypatch.setattr(FederatedLoop, "_run_rounds", start)
+        monkeypatch.setattr(Reporter, "log_hyperparameters", start)
         with pytest.raises(Started):
             run(written)
         return

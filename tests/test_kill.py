@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_fedstop.loop.checkpoint import find_last, read_checkpoint
+from lightning_fedstop.loop.checkpoint_file import find_last, read_checkpoint
 from lightning_fedstop.records.run_record import read_rounds
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")

@@ -7,7 +7,7 @@ import torch
 import yaml
 
 from lightning_fedstop.cli.main import main
-from lightning_fedstop.loop.checkpoint import read_checkpoint
+from lightning_fedstop.loop.checkpoint_file import read_checkpoint
 from lightning_fedstop.records.run_record import read_rounds
 from tests.cli_tools import CONF, TINY, USER, refusal
 

@@ -18,7 +18,7 @@ from lightning_fedstop.cli.main import main
 from lightning_fedstop.core.client_states import ClientStates
 from lightning_fedstop.data import Digits, DirichletSkew, NpzImages, Partition
 from lightning_fedstop.data.config import as_skew
-from lightning_fedstop.loop.checkpoint import read_checkpoint
+from lightning_fedstop.loop.checkpoint_file import read_checkpoint
 from lightning_fedstop.methods import SCAFFOLD
 from lightning_fedstop.models import ImageClassifier
 from lightning_fedstop.stopping import TaskVectorEarlyStopping

@@ -27,7 +27,7 @@ from lightning_fedstop.cli.links import (
 )
 from lightning_fedstop.cli.override import own_defaults
 from lightning_fedstop.data import MedMNIST
-from lightning_fedstop.loop.checkpoint import read_checkpoint
+from lightning_fedstop.loop.checkpoint_file import read_checkpoint
 from lightning_fedstop.loop.federated_loop import FederatedLoop
 from lightning_fedstop.models import ImageClassifier
 from lightning_fedstop.utilities.paths import local_path
@@ -85,7 +85,7 @@ class RunConfigCallback(SaveConfigCallback):
             if key in config and not is_given(config.model.class_path, name, config[key]):
                 config.pop(key)
         text = self.parser.dump(config, skip_none=False, skip_link_targets=False)
-        with trainer._writing(path):
+        with trainer.reporter.writing(path):
             path.write_text(text, encoding="utf-8")
 
 

@@ -1,25 +1,51 @@
 """The federated training loop, built on Lightning Fabric."""
 
-import math
 import os
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
+from torch import Tensor
 
 from lightning_fedstop.core.client_states import ClientStates
-from lightning_fedstop.federation.backends.choice import ClientBackend
+from lightning_fedstop.core.parameters import FlatParameters, check_tensors
+from lightning_fedstop.core.processes import launch, shared_failure, watched_parent
+from lightning_fedstop.core.seeding import resolve_seed
+from lightning_fedstop.federation.backends.choice import ClientBackend, make_trainer
 from lightning_fedstop.federation.cohort import Cohort, UniformCohort
-from lightning_fedstop.federation.server import OnNonfinite, RoundReport, Weighting
-from lightning_fedstop.loop.arguments import check_arguments, check_datamodule, make_fabric
-from lightning_fedstop.loop.lifecycle import Lifecycle
+from lightning_fedstop.federation.local_training import LocalSettings
+from lightning_fedstop.federation.server import OnNonfinite, Server, Weighting
+from lightning_fedstop.loop.arguments import (
+    check_arguments,
+    check_datamodule,
+    check_federation,
+    check_module,
+    make_fabric,
+    reorder_callbacks,
+)
+from lightning_fedstop.loop.callbacks import LoopCallbacks
+from lightning_fedstop.loop.checkpoint import Checkpoints
+from lightning_fedstop.loop.evaluation import LoopEvaluation
+from lightning_fedstop.loop.reporting import Reporter, nonfinite_updates
+from lightning_fedstop.loop.signals import SignalGuard, Terminated
+from lightning_fedstop.loop.trainer_interface import TrainerInterface
 from lightning_fedstop.methods import FedAvg, FederatedMethod
+from lightning_fedstop.module.batches import BatchTransfer
+from lightning_fedstop.module.hooks import Hooks
+from lightning_fedstop.module.logged import ResultCollector
+from lightning_fedstop.module.optimizer import LocalSolver
 from lightning_fedstop.records.config import described
+from lightning_fedstop.records.run_record import RunRecord
+from lightning_fedstop.records.summary import print_metrics
+from lightning_fedstop.stopping.callbacks.task_vector import TaskVectorEarlyStopping
 from lightning_fedstop.utilities.paths import local_path
 
 
-class FederatedLoop(Lifecycle):
+class FederatedLoop(TrainerInterface):
     """Trains a ``LightningModule`` over the clients of a federation; looks like a ``Trainer`` from outside.
 
     One round is one training epoch: callbacks see ``current_epoch`` rounds finished, evaluation comes before
@@ -34,7 +60,7 @@ class FederatedLoop(Lifecycle):
         max_rounds: R, the budget of rounds.
         clients_per_round: M, the clients in a round: an integer, or a fraction of all clients as a float.
         local_epochs: E, a client's passes over its data in a round.
-        min_rounds: rounds before which nothing stops the run; a stop wished earlier is decided anew each round.
+        min_rounds: rounds before which nothing stops the run; an earlier stop is decided again each round.
         gradient_clip_val: C, the largest norm of a corrected gradient over the whole trainable vector.
         cohort: who takes part; :class:`~lightning_fedstop.federation.cohort.UniformCohort` by default.
         weighting: ``"uniform"``, each client of the cohort counts the same (equation (1) of the paper), or
@@ -120,21 +146,15 @@ class FederatedLoop(Lifecycle):
         cohort = UniformCohort() if cohort is None else cohort
         client_states = ClientStates() if client_states is None else client_states
         callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
-        self._arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        check_arguments(self._arguments)
-        # Before a fit, in which callbacks replace some of theirs by what they find there.
-        self._described = {name: described(value) for name, value in self._arguments.items()}
-        self.fast_dev_run = fast_dev_run
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        check_arguments(arguments)
         if fast_dev_run:
             max_rounds = int(fast_dev_run)
             min_rounds = 0
             limit_train_batches = limit_val_batches = limit_test_batches = int(fast_dev_run)
         self.method = method
-        self.max_rounds = max_rounds
         self.clients_per_round = clients_per_round
         self.local_epochs = local_epochs
-        self.min_rounds = min_rounds
-        self.gradient_clip_val = gradient_clip_val
         self.cohort = cohort
         self.weighting: Weighting = weighting
         self.on_nonfinite: OnNonfinite = on_nonfinite
@@ -142,21 +162,41 @@ class FederatedLoop(Lifecycle):
         self.drop_single_sample_batches = drop_single_sample_batches
         self.client_backend: ClientBackend = client_backend
         self.stack_chunk_size = stack_chunk_size
-        self.check_val_every_n_round = check_val_every_n_round
         self.check_test_every_n_round = check_test_every_n_round
         self.limit_train_batches = limit_train_batches
         self.limit_val_batches = limit_val_batches
         self.limit_test_batches = limit_test_batches
-        self.default_root_dir = os.path.abspath(local_path(default_root_dir or os.getcwd(), "default_root_dir"))
         self.seed = seed
-        self.fabric = make_fabric(
-            accelerator=accelerator,
-            strategy=strategy,
-            devices=devices,
-            num_nodes=num_nodes,
-            precision=precision,
+        self.nonfinite_reason: str | None = None
+        self.pending = False
+        self.parameters: FlatParameters | None = None
+        self.signals = SignalGuard()
+        saves = enable_checkpointing is not False and not fast_dev_run
+        self.own_callbacks = LoopCallbacks(callbacks, enable_progress_bar, saves)
+        super().__init__(
+            fabric=make_fabric(
+                accelerator=accelerator,
+                strategy=strategy,
+                devices=devices,
+                num_nodes=num_nodes,
+                precision=precision,
+            ),
+            callbacks=reorder_callbacks(self.own_callbacks.given),
+            loggers=[],
+            default_root_dir=os.path.abspath(local_path(default_root_dir or os.getcwd(), "default_root_dir")),
+            max_rounds=max_rounds,
+            min_rounds=min_rounds,
+            gradient_clip_val=gradient_clip_val,
+            check_val_every_n_round=check_val_every_n_round,
+            fast_dev_run=fast_dev_run,
         )
-        super().__init__(callbacks, logger, enable_progress_bar, enable_checkpointing)
+        self._devices = devices
+        self._first_scale: dict[str, Any] = {}
+        # Described before a fit, in which callbacks replace some of theirs by what they find there.
+        self.reporter = Reporter(self, logger, {name: described(value) for name, value in arguments.items()})
+        self.loggers = self.reporter.user_loggers()
+        self.checkpoints = Checkpoints(self)
+        self.evaluation = LoopEvaluation(self)
 
     def fit(
         self,
@@ -178,123 +218,61 @@ class FederatedLoop(Lifecycle):
             FileNotFoundError: if there is no such checkpoint.
         """
         data = check_datamodule(datamodule)
-        with self._running(TrainerFn.FITTING, RunningStage.TRAINING, "fit", model, data, ckpt_path):
+        with self._running(TrainerFn.FITTING, RunningStage.TRAINING, model, data, ckpt_path):
             self._setup_fit()
-            self._run_rounds()
-            self._finish_fit()
-
-    def _run_rounds(self) -> None:
-        """Algorithm 1 of the paper: rounds until the stop rule, or the budget, ends them."""
-        hooks = self.hooks
-        hooks("on_fit_start")
-        self._log_hyperparameters()
-        validation = self._evaluation(RunningStage.VALIDATING, self.check_val_every_n_round)
-        self.evaluations = [self._evaluation(RunningStage.TESTING, self.check_test_every_n_round), validation]
-        with self.collector.attached():
-            hooks("on_train_start")
-            if self.pending:
-                with self.signals.shielded():
+            self.hooks("on_fit_start")
+            self.reporter.log_hyperparameters()
+            self.evaluation.begin_fit()
+            with self.collector.attached():
+                self.hooks("on_train_start")
+                if self.pending:  # the checkpoint was written in a round's evaluation
                     self._end_round()
-            while not self._is_done():
-                self._run_round(self.current_epoch + 1)
-        hooks("on_train_end")
-        hooks("on_fit_end")
-        self.server.adopt()
+                while not self._is_done():
+                    round = self.current_epoch + 1
+                    self.server.settle()
+                    self.hooks("on_train_epoch_start")
+                    self.module.train()
+                    report = self.server.run_round(round)
+                    logged = self.collector.compute(self.server.reduce, self.server.gather)
+                    self.global_step = round
+                    if report.nonfinite and self.on_nonfinite == "stop":
+                        what = nonfinite_updates(round, report)
+                        self.nonfinite_reason = f"{what}; the global model before it is kept."
+                    self.reporter.start_round(round, report, logged)
+                    self.evaluation.run_due(round)
+                    self._end_round()
+            self.hooks("on_train_end")
+            self.hooks("on_fit_end")
+            self.server.adopt()
+            if not self.fast_dev_run:
+                test, averages = self.evaluation.after_fit()
+                self.summary = self.reporter.write_summary(test, averages)
 
     def _is_done(self) -> bool:
         if self.nonfinite_reason is not None or self.current_epoch >= self.max_rounds:
             return True
         if self.should_stop and self.current_epoch < self.min_rounds:
-            # Decided anew each round, never saved up: a rule that has recovered by `min_rounds` does not stop the run.
+            # Decided again each round, never saved up: a rule that recovers by `min_rounds` does not stop the run.
             self.should_stop = False
         return self.should_stop
 
-    def _run_round(self, round: int) -> None:
-        """One round: the cohort trains, the server aggregates, the new global model is evaluated, callbacks decide."""
-        self.server.settle()
-        self.hooks("on_train_epoch_start")
-        self.module.train()
-        report = self.server.run_round(round)
-        logged = self.collector.compute(self.server.reduce, self.server.gather)
-        self.global_step = round
-        self._check_finite(round, report)
-        self._tell_of_skips(round, report)
-        self._start_row({"round": round, "seconds_eval": 0.0, **report.row()})
-        self._take(logged)
-        began = time.perf_counter()
-        for evaluation in (evaluation for evaluation in self.evaluations if evaluation.is_due(round)):
-            # A checkpoint written by a callback during the evaluation lacks the rest of the round: see `_restore`.
-            self.pending = True
-            if evaluation.stage == RunningStage.VALIDATING:
-                self.hooks("on_validation_model_zero_grad")
-            self._evaluate(evaluation)
-        self.row["seconds_eval"] = time.perf_counter() - began if self.pending else 0.0
-        with self.signals.shielded():
-            self._end_round()
-
-    def _check_finite(self, round: int, report: RoundReport) -> None:
-        """Say which clients sent an update that is not finite, and end the run if that was asked for."""
-        if not report.nonfinite:
-            return
-        who = f"client{'s' * (len(report.nonfinite) > 1)} {', '.join(map(str, report.nonfinite))}"
-        if self.on_nonfinite == "stop":
-            self.nonfinite_reason = (
-                f"The update of {who} in round {round} is not finite; the global model before it is kept."
-            )
-        else:
-            what = "left out" if self.on_nonfinite == "drop" else "kept"
-            self._warn(f"The update of {who} in round {round} is not finite and was {what}.")
-
-    def _tell_of_skips(self, round: int, report: RoundReport) -> None:
-        """Warn once a fit that the loss scale skips steps."""
-        self._skipped_all = bool(report.skipped_steps) and not report.steps
-        if report.skipped_steps and not self._has_told_of_skips:
-            self._has_told_of_skips = True
-            total = report.skipped_steps + report.steps
-            self._warn(
-                f"Round {round} skipped {report.skipped_steps} of {total} local steps: their gradients overflow at the"
-                " loss scale of '16-mixed', which is lowered each time. `skipped_steps` in the record counts them."
-            )
-
     def _end_round(self) -> None:
-        """The next round's learning rate, the callbacks' decisions, and the record."""
-        round = self.row["round"]
-        self.pending = False
-        self._report("lr", self.row["lr"])
-        self.server.trainer.solver.end_round(self.callback_metrics, round)
-        self.hooks("on_train_epoch_end")
-        self._measure()
-        self.hooks.deciding("on_train_epoch_end")
-        self._take(self.collector.compute(self.server.reduce, self.server.gather))
-        self.row["seconds_criterion"] = self._criterion_seconds()
-        self.hooks.monitoring("on_train_epoch_end")
-        self.current_epoch = round
-        self._log_round()
-
-    def _measure(self) -> None:
-        """Put the distance of the global model, as hooks have left it, into the row, and report it."""
-        if self.server.adopt():
-            self.server.distance.measure(self.server.theta)
-        figures = self.server.distance.row()
-        self.row.update(figures)
-        for name, value in figures.items():
-            if not math.isnan(value):
-                self._report(name, value)
-
-    def _finish_fit(self) -> None:
-        """Test figures if there is test data, and the summary."""
-        if self.fast_dev_run:
-            return
-        test: dict[str, float] = {}
-        averages: dict[str, dict[str, float]] = {}
-        evaluation = self._evaluation(RunningStage.TESTING)
-        if evaluation.loaders:
-            self._enter(TrainerFn.TESTING, RunningStage.TESTING)
-            test = self._evaluate(evaluation)
-            self._report_to_loggers(test)
-            averages = self._evaluate_averages(evaluation)
-            self._enter(TrainerFn.FITTING, None)
-        self._write_summary(test, averages)
+        """Set the next round's learning rate, let callbacks decide and save, and record the round."""
+        server, reporter, row = self.server, self.reporter, self.row
+        with self.signals.shielded():
+            self.pending = False
+            reporter.report("lr", row["lr"])
+            server.trainer.solver.end_round(self.callback_metrics, row["round"])
+            self.hooks("on_train_epoch_end")
+            if server.adopt():  # hooks have changed the global model
+                server.distance.measure(server.theta)
+            reporter.report_distance(server.distance.row())
+            self.hooks.deciding("on_train_epoch_end")
+            reporter.publish(self.collector.compute(server.reduce, server.gather))
+            reporter.time_criteria()
+            self.hooks.monitoring("on_train_epoch_end")  # these save checkpoints
+            self.current_epoch = row["round"]
+            reporter.log_round()
 
     def validate(
         self,
@@ -329,3 +307,214 @@ class FederatedLoop(Lifecycle):
     ) -> list[dict[str, float]]:
         """Evaluate a model on the test data; the arguments are those of :meth:`validate`, with ``test_step``."""
         return self._evaluate_alone(TrainerFn.TESTING, model, datamodule, ckpt_path, verbose)
+
+    def _evaluate_alone(
+        self, fn: TrainerFn, model: LightningModule | None, datamodule: Any, ckpt_path: Any, verbose: bool
+    ) -> list[dict[str, float]]:
+        stage = RunningStage.TESTING if fn == TrainerFn.TESTING else RunningStage.VALIDATING
+        if model is None:
+            model, datamodule = self.lightning_module, datamodule or self.datamodule
+        with self._running(fn, stage, model, datamodule, ckpt_path):
+            self.checkpoints.load()
+            metrics = self.evaluation.alone(stage)
+        if verbose and self.is_global_zero:
+            print_metrics(metrics)
+        return [metrics]
+
+    def save_checkpoint(
+        self, filepath: str | os.PathLike[str], weights_only: bool | None = None, storage_options: Any = None
+    ) -> None:
+        """Write an ordinary Lightning checkpoint of the global model, whichever client is training.
+
+        Once the fit is over, the methods' vectors of each client are gone, and only the weights are saved.
+
+        Args:
+            filepath: where; written aside and renamed.
+            weights_only: leave out what only continuing a run needs.
+            storage_options: not supported; ``None``.
+
+        Raises:
+            ValueError: if ``storage_options`` are given.
+            RuntimeError: if no fit has begun.
+        """
+        if storage_options is not None:
+            raise ValueError("`storage_options` must be None: checkpoints are written to a local file system.")
+        if self.state.fn != TrainerFn.FITTING or not hasattr(self, "server"):
+            raise RuntimeError("`save_checkpoint` needs a trained model: call it during `fit` or after it.")
+        self.checkpoints.save(filepath, bool(weights_only))
+
+    @property
+    def record(self) -> RunRecord | None:
+        """The record that a fit writes; ``None`` where nothing is written."""
+        return self.reporter.record
+
+    @property
+    def log_dir(self) -> str | None:
+        """The run's version folder, the same on every process; ``None`` where nothing is written."""
+        return self.reporter.log_dir
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The present round's row, as far as the loop itself fills it."""
+        return self.reporter.row
+
+    @property
+    def start_weights(self) -> Tensor | None:
+        """Shape ``(d,)``; the trainable parameters as round 1 began to train, ``None`` before."""
+        return self.server.distance.start
+
+    @property
+    def task_vector_distance(self) -> float | None:
+        """The distance of the server's global model from ``start_weights``; ``None`` before the end of round 1."""
+        return self.server.distance.now
+
+    @property
+    def trained_clients(self) -> int:
+        """How many clients' updates went into the present round, or into the last one before it is trained."""
+        return int(self.row.get("trained", 1))
+
+    @property
+    def takes_update(self) -> bool:
+        """Whether the update of the client that has just ended goes into the round."""
+        return self.server.has_taken
+
+    @contextmanager
+    def _running(
+        self, fn: TrainerFn, stage: RunningStage, model: object, datamodule: Any, ckpt_path: Any
+    ) -> Iterator[None]:
+        """Launch and set up before the block, report an exception inside it, tear down after it."""
+        self.reporter.begin()
+        module = check_module(model, trains=fn == TrainerFn.FITTING)
+        if not self.fabric._launched:  # Fabric has no public word for it
+            launch(self.fabric)
+        self.enter(fn, stage)
+        self.lightning_module = self.module = module
+        self.datamodule = datamodule
+        module.trainer = self  # type: ignore[assignment]
+        self.callbacks = self.own_callbacks.joined(module, self.max_rounds)
+        self.hooks = Hooks(self, module)
+        self.collector = ResultCollector(module)
+        self.parameters = self._train_dataloader = None
+        self.callback_metrics, self.progress_bar_metrics = {}, {}
+        name = "fit" if fn == TrainerFn.FITTING else stage.value
+        try:
+            with self.signals, watched_parent():
+                self.checkpoints.read(ckpt_path)
+                self._setup(name)
+                yield
+                if datamodule is not None:
+                    datamodule.teardown(name)
+                self.hooks("teardown", name)
+                self.state.status = TrainerStatus.FINISHED
+        except BaseException as exception:
+            self._report_exception(exception)
+            if self.parameters is None or self.checkpoints.loaded is not None:
+                self.reporter.discard()
+            if (reason := shared_failure(self.fabric, exception)) is not None:
+                raise RuntimeError(f"The run ended because {reason}") from exception
+            raise
+        finally:
+            self._release()
+
+    def _setup(self, stage: str) -> None:
+        """Set up data, module and callbacks in a ``Trainer``'s order."""
+        data, module, fits = self.datamodule, self.module, stage == "fit"
+        if fits:
+            self.own_callbacks.reset(self.callbacks)
+        for callback in self.callbacks:
+            if isinstance(callback, ProgressBar) and not self.is_global_zero:
+                callback.disable()
+        if self.local_rank == 0:
+            if data is not None:
+                data.prepare_data()
+            module.prepare_data()
+        self.fabric.barrier()
+        if data is not None:
+            data.trainer = self
+            data.setup(stage)
+        if fits:
+            check_federation(self.clients_per_round, self.cohort, data, module, self.drop_single_sample_batches)
+        if fits and not self.fast_dev_run:
+            self.current_epoch = 0
+            self.reporter.open()
+            self.checkpoints.open(self.log_dir)
+        self.hooks("setup", stage)
+        module.configure_model()
+        if fits:
+            check_tensors(module)
+        self.fabric.strategy.precision.convert_module(module)
+        self.fabric.to_device(module)
+        if data is not None and hasattr(data, "to"):
+            data.to(self.fabric.device)
+        self.transfer = BatchTransfer(module, data, self.fabric.strategy)
+
+    def _setup_fit(self) -> None:
+        """Build the server with all that a round needs, and restore the checkpoint's state if there is one."""
+        module = self.module
+        self.should_stop = self.pending = False
+        self.current_epoch = self.global_step = 0
+        self.nonfinite_reason = None
+        self.reporter.write_config()
+        precision = self.fabric.strategy.precision
+        self._first_scale = self._first_scale or precision.state_dict()
+        precision.load_state_dict(self._first_scale)
+        self.checkpoints.load()
+        parameters = FlatParameters(module)
+        self.solver = LocalSolver(module)
+        self.checkpoints.begin_fit(self.solver)
+        trainer = make_trainer(
+            self.client_backend,
+            self.stack_chunk_size,
+            self._devices,
+            module,
+            self.method,
+            parameters,
+            self.solver,
+            self.fabric,
+            self.transfer,
+            self.collector,
+            self.hooks,
+            LocalSettings(
+                self.local_epochs, self.gradient_clip_val, self.limit_train_batches, self.drop_single_sample_batches
+            ),
+        )
+        self.server = Server(
+            trainer,
+            self.method,
+            self.datamodule,
+            self.cohort,
+            self.clients_per_round,
+            self.weighting,
+            self.on_nonfinite,
+            self.client_states,
+            self.log_dir,
+            self.fabric,
+            resolve_seed(self.seed),
+            self.hooks,
+            self._start_device(),
+        )
+        self.parameters = parameters
+        self.checkpoints.restore()
+
+    def _start_device(self) -> str | None:
+        """The device on which a rule wants the weights that the run began with to be held."""
+        rules = [callback for callback in self.callbacks if isinstance(callback, TaskVectorEarlyStopping)]
+        return next((device for rule in rules if (device := rule.criterion.start_device)), None)
+
+    def _report_exception(self, exception: BaseException) -> None:
+        """Call the hooks of a ``Trainer`` after an exception."""
+        self.state.status = TrainerStatus.INTERRUPTED
+        self.hooks("on_exception", exception)
+        if isinstance(self.datamodule, LightningDataModule):
+            self.datamodule.on_exception(exception)
+        self.reporter.end_early(isinstance(exception, KeyboardInterrupt | Terminated))
+
+    def _release(self) -> None:
+        """Give the module back as an ordinary one that holds the global model."""
+        if self.parameters is not None:
+            self.server.abandon_round()
+            self.parameters.release()
+            self.client_states.close()
+            self.parameters = None
+        self.reporter.close()
+        self.state.stage = None

@@ -33,7 +33,7 @@ def logged_hyperparameters(loop: Any) -> dict[str, Any]:
 
 
 def _of_run(loop: Any) -> dict[str, Any]:
-    settings: Mapping[str, Any] = loop._settings
+    settings: Mapping[str, Any] = loop.checkpoints.settings
     start = "trainer."
     found = {name.removeprefix(start).replace(".", "/"): v for name, v in settings.items() if name.startswith(start)}
     found |= {name: getattr(loop, name) for name in ("max_rounds", "min_rounds", "on_nonfinite")}
@@ -44,7 +44,7 @@ def _of_run(loop: Any) -> dict[str, Any]:
 
 def _of_rules(loop: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for rule in (callback for callback in loop._callbacks if isinstance(callback, CriterionCallback)):
+    for rule in (callback for callback in loop.own_callbacks.given if isinstance(callback, CriterionCallback)):
         named = _named("rule", rule) if not found else _named(type(rule).__name__, rule)
         found |= {key.removeprefix("rule/"): value for key, value in named.items()}
     return found

@@ -1,15 +1,16 @@
-"""What a run tells while it goes on and when it ends: rows of the record, reports to loggers, the summary."""
+"""Reports of a run while it goes on and when it ends: rows, loggers, the summary, lines on the screen."""
 
+import math
 import os
 import shlex
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loggers.logger import DummyLogger
@@ -18,9 +19,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fedstop.core.seeding import resolve_seed
-from lightning_fedstop.federation.server import Server
+from lightning_fedstop.federation.server import RoundReport
 from lightning_fedstop.loop.hyperparameters import logged_hyperparameters
-from lightning_fedstop.loop.trainer_interface import TrainerInterface
 from lightning_fedstop.module.logged import Results
 from lightning_fedstop.records.config import write_config
 from lightning_fedstop.records.partition_record import PARTITION_FILE, write_partition
@@ -29,126 +29,142 @@ from lightning_fedstop.records.summary import describe, describe_rules, extremes
 from lightning_fedstop.stopping.callbacks.base import CriterionCallback
 from lightning_fedstop.utilities.lock import LOCK_FILE, RunLock
 
+if TYPE_CHECKING:
+    from lightning_fedstop.loop.federated_loop import FederatedLoop
 
-class Recording(TrainerInterface):
-    """The part of :class:`~lightning_fedstop.loop.FederatedLoop` that others read.
+
+class Reporter:
+    """Rows of the record, reports to loggers and the summary of a loop's run.
+
+    Args:
+        loop: the loop, whose metrics, loggers and callbacks are read.
+        logger: the user's choice.
+        arguments: the loop's arguments as they are written to ``config.yaml``.
 
     Attributes:
+        record: the run's record; ``None`` where nothing is written.
         row: the present round's row, as far as the loop itself fills it.
     """
 
-    module: LightningModule
-    server: Server
-    record: RunRecord | None
-    row: dict[str, Any]
-    nonfinite_reason: str | None
-    _arguments: dict[str, Any]
-    _described: dict[str, Any]
-    seed: int | None
-    _began: float
-    _criterion_total = 0.0
-    _renamed: set[str]
-    _skipped_all: bool
-    _config_of_command: Path | None = None
-    _lock: RunLock | None = None
-    _logger: Logger | list[Logger] | bool | None
-    _default_checkpoint: ModelCheckpoint | None
+    def __init__(
+        self, loop: "FederatedLoop", logger: Logger | list[Logger] | bool | None, arguments: dict[str, Any]
+    ) -> None:
+        self.loop = loop
+        self.record: RunRecord | None = None
+        self.row: dict[str, Any] = {}
+        self._logger = logger
+        self._arguments = arguments
+        self._lock: RunLock | None = None
+        self._config_of_command: Path | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the last run."""
+        self._began = time.perf_counter()
+        self._criterion_total = 0.0
+        self._renamed: set[str] = set()
+        self._has_told_of_skips = self._skipped_all = False
+        self._clear({})
 
     @property
     def log_dir(self) -> str | None:
         """The run's version folder, the same on every process; ``None`` where nothing is written."""
         return None if self.record is None else self.record.log_dir
 
-    @property
-    def start_weights(self) -> Tensor | None:
-        """Shape ``(d,)``; the trainable parameters as round 1 began to train, ``None`` before."""
-        return self.server.distance.start
-
-    @property
-    def task_vector_distance(self) -> float | None:
-        """The distance of the server's global model from ``start_weights``; ``None`` before the end of round 1."""
-        return self.server.distance.now
-
-    @property
-    def trained_clients(self) -> int:
-        """How many clients' updates went into the present round, or into the last one before it is trained."""
-        return int(self.row.get("trained", 1))
-
-    @property
-    def takes_update(self) -> bool:
-        """Whether the update of the client that has just ended goes into the round."""
-        return self.server.has_taken
-
-    def _user_loggers(self) -> list[Logger]:
-        if self.fast_dev_run:
+    def user_loggers(self) -> list[Logger]:
+        """The loggers that the user gave."""
+        if self.loop.fast_dev_run:
             return [DummyLogger()]
         if isinstance(self._logger, Logger):
             return [self._logger]
         return list(self._logger) if isinstance(self._logger, list | tuple) else []
 
-    def _open_record(self) -> None:
-        """Take a version folder; what is written before it is known to be needed would litter."""
-        if self.state.fn != TrainerFn.FITTING or self.fast_dev_run:
-            return
-        version = RunRecord(self.default_root_dir).version if self.is_global_zero else None
-        self.record = RunRecord(self.default_root_dir, version=self.strategy.broadcast(version))
-        if self._default_checkpoint is not None:
-            self._default_checkpoint.dirpath = os.path.join(self.record.log_dir, "checkpoints")
-        self.loggers = [self.record] if self._logger is True or self._logger is None else self._user_loggers()
-        self.current_epoch = 0
-        if self.is_global_zero:
+    def open(self) -> None:
+        """Create the version folder of a fit, once all checks have passed."""
+        loop = self.loop
+        version = RunRecord(loop.default_root_dir).version if loop.is_global_zero else None
+        self.record = RunRecord(loop.default_root_dir, version=loop.strategy.broadcast(version))
+        loop.loggers = [self.record] if self._logger is True or self._logger is None else self.user_loggers()
+        if loop.is_global_zero:
             folder = self.record.log_dir
             self._lock = RunLock(folder)
-            with self._writing(os.path.join(folder, LOCK_FILE)):
+            with self.writing(os.path.join(folder, LOCK_FILE)):
                 self._lock.acquire()
-            with self._writing(os.path.join(folder, PARTITION_FILE)):
-                write_partition(folder, self.datamodule)
+            with self.writing(os.path.join(folder, PARTITION_FILE)):
+                write_partition(folder, loop.datamodule)
 
-    def _discard_record(self) -> None:
+    def discard(self) -> None:
         """Give back the version folder of a fit that was refused before it began."""
-        self._unlock()
-        if self.record is not None and self.is_global_zero:
+        self.close()
+        if self.record is not None and self.loop.is_global_zero:
             self.record.discard()
 
-    def _unlock(self) -> None:
-        """Say that the version folder is no longer written to."""
+    def close(self) -> None:
+        """Release the version folder, which is no longer written to."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
-    def _take(self, results: Results) -> None:
-        """Make reported metrics visible to callbacks, loggers, the progress bar and the round's row."""
-        if self.state.fn == TrainerFn.FITTING and (names := results.callback.keys() & RESERVED - self._renamed):
+    def start_round(self, round: int, report: RoundReport, logged: Results) -> None:
+        """Begin a round's row with what its training came to, and warn of what went wrong in it."""
+        if report.nonfinite and self.loop.on_nonfinite != "stop":
+            what = "left out" if self.loop.on_nonfinite == "drop" else "kept"
+            rank_zero_warn(f"{nonfinite_updates(round, report)} and was {what}.")
+        self._skipped_all = bool(report.skipped_steps) and not report.steps
+        if report.skipped_steps and not self._has_told_of_skips:
+            self._has_told_of_skips = True
+            total = report.skipped_steps + report.steps
+            rank_zero_warn(
+                f"Round {round} skipped {report.skipped_steps} of {total} local steps: their gradients overflow at the"
+                " loss scale of '16-mixed', which is lowered each time. `skipped_steps` in the record counts them."
+            )
+        # Until here the row of the round before stays, for checkpoints.
+        self._clear({"round": round, "seconds_eval": 0.0, **report.row()})
+        self.publish(logged)
+
+    def _clear(self, row: dict[str, Any]) -> None:
+        self.row = row
+        self.loop.logged_metrics = {}
+        self._reported: dict[str, Tensor] = {}
+
+    def publish(self, results: Results) -> None:
+        """Make logged values visible to callbacks, loggers, the progress bar and the round's row."""
+        loop = self.loop
+        if loop.state.fn == TrainerFn.FITTING and (names := results.callback.keys() & RESERVED - self._renamed):
             self._renamed |= names
-            self._warn(
+            rank_zero_warn(
                 f"The loop itself fills the record's {', '.join(sorted(names))}: what the module logs of such a name is"
                 " in a column `logged/<name>`; callbacks and loggers see it under its own name."
             )
-        self.callback_metrics.update(results.callback)
-        self.logged_metrics.update(results.logged)
-        self.progress_bar_metrics.update(results.prog_bar)
+        loop.callback_metrics.update(results.callback)
+        loop.logged_metrics.update(results.logged)
+        loop.progress_bar_metrics.update(results.prog_bar)
         self._reported.update(results.callback)
 
-    def _report(self, name: str, value: float) -> None:
+    def report(self, name: str, value: float) -> None:
         """Report a figure of the loop itself to callbacks and loggers, unless the module logs one of that name."""
         if name not in self._reported:
-            self.callback_metrics[name] = self.logged_metrics[name] = torch.tensor(value)
+            self.loop.callback_metrics[name] = self.loop.logged_metrics[name] = torch.tensor(value)
 
-    def _start_row(self, row: dict[str, Any]) -> None:
-        """Begin a round's row; until its training is done, the row of the round before stays for checkpoints."""
-        self.row = row
-        self.logged_metrics = {}
-        self._reported: dict[str, Tensor] = {}
+    def report_distance(self, figures: dict[str, float]) -> None:
+        """Put the distance of the global model and its derived figures into the row, and report them."""
+        self.row.update(figures)
+        for name, value in figures.items():
+            if not math.isnan(value):
+                self.report(name, value)
 
-    def _full_row(self) -> dict[str, Any]:
-        """The present round's row with what was reported in this round; the one place that waits for the device."""
+    def time_criteria(self) -> None:
+        """Put into the row what the stopping rules have taken since the last round."""
+        total = sum(callback.seconds for callback in self.loop.callbacks if isinstance(callback, CriterionCallback))
+        self.row["seconds_criterion"], self._criterion_total = total - self._criterion_total, total
+
+    def full_row(self) -> dict[str, Any]:
+        """The present round's row with what was logged in this round; the one place that waits for the device."""
         columns = {f"logged/{name}" if name in RESERVED else name: value for name, value in self._reported.items()}
         return {**{name: float(value) for name, value in columns.items()}, **self.row}
 
     @contextmanager
-    def _writing(
-        self, path: str | os.PathLike[str], errors: tuple[type[Exception], ...] = (OSError,)
-    ) -> Iterator[None]:
+    def writing(self, path: str | os.PathLike[str], errors: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
         """Say which file could not be written, and what is safe.
 
         Args:
@@ -162,41 +178,102 @@ class Recording(TrainerInterface):
             yield
         except errors as error:
             reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-            kept = f"the run is kept up to round {self.current_epoch}, as far as it was saved"
-            safe = kept if self.current_epoch else "nothing has been trained yet, and former runs are as they were"
+            rounds = self.loop.current_epoch
+            kept = f"the run is kept up to round {rounds}, as far as it was saved"
+            safe = kept if rounds else "nothing has been trained yet, and former runs are as they were"
             raise OSError(f"{os.fspath(path)!r} could not be written ({reason}): {safe}.") from error
 
-    def _log_round(self) -> None:
-        """One row in the record, one report to each logger; a logger's step is the round."""
-        if not self.is_global_zero:
+    def log_round(self) -> None:
+        """Write one row to the record and one report to each logger; a logger's step is the round."""
+        if not self.loop.is_global_zero:
             return
         if self.record is not None:
-            row = self._full_row()
-            with self._writing(os.path.join(self.record.log_dir, ROUNDS_FILE)):
+            row = self.full_row()
+            with self.writing(os.path.join(self.record.log_dir, ROUNDS_FILE)):
                 self.record.write_round(row)
-        metrics = {name: float(value) for name, value in self.logged_metrics.items()}
-        self._report_to_loggers({"epoch": self.current_epoch - 1, **metrics})
+        metrics = {name: float(value) for name, value in self.loop.logged_metrics.items()}
+        self.log_metrics({"epoch": self.loop.current_epoch - 1, **metrics})
 
-    def _log_hyperparameters(self) -> None:
+    def log_hyperparameters(self) -> None:
         """Give the loggers the hyperparameters of the run, its module and its data module, as a ``Trainer`` does."""
-        hparams = logged_hyperparameters(self)
-        for logger in self.loggers if self.is_global_zero else []:
-            with self._writing(logger.log_dir or logger.save_dir or type(logger).__name__):
+        hparams = logged_hyperparameters(self.loop)
+        for logger in self.loop.loggers if self.loop.is_global_zero else []:
+            with self.writing(logger.log_dir or logger.save_dir or type(logger).__name__):
                 logger.log_hyperparams(hparams)
-                logger.log_graph(self.module)
+                logger.log_graph(self.loop.module)
                 logger.save()
 
-    def _report_to_loggers(self, metrics: dict[str, float]) -> None:
-        for logger in self.loggers if self.is_global_zero else []:
-            with self._writing(logger.log_dir or logger.save_dir or type(logger).__name__):
-                logger.log_metrics(metrics, step=self.current_epoch)
+    def log_metrics(self, metrics: dict[str, float]) -> None:
+        """Give the loggers metrics at the present round."""
+        for logger in self.loop.loggers if self.loop.is_global_zero else []:
+            with self.writing(logger.log_dir or logger.save_dir or type(logger).__name__):
+                logger.log_metrics(metrics, step=self.loop.current_epoch)
                 logger.save()
+
+    def write_config(self) -> None:
+        """Write ``config.yaml`` to the record, where the command line has not."""
+        if self.record is not None and self.loop.is_global_zero:
+            loop, path = self.loop, Path(self.record.log_dir) / "config.yaml"
+            self._config_of_command = path if path.exists() else None
+            with self.writing(path):
+                trainer = self._arguments | {"seed": resolve_seed(loop.seed)}
+                write_config(path, trainer, loop.module, loop.datamodule, os.environ.get("PL_GLOBAL_SEED"))
+
+    def write_summary(self, test: dict[str, float], averages: dict[str, dict[str, float]]) -> dict[str, Any]:
+        """Write ``summary.json`` and print it in short.
+
+        Args:
+            test: the test figures of the last model.
+            averages: those of the average of each rule that keeps one, by the callback's ``state_key``.
+
+        Returns:
+            The summary.
+        """
+        loop = self.loop
+        saver = self._saver
+        # A resumed run that had nothing left to train has saved nothing.
+        written = saver is not None and (saver.best_model_path or saver.last_model_path or loop.ckpt_path)
+        rows = self.record.rows() if self.record is not None and loop.is_global_zero else []
+        rules = [callback.log_name for callback in loop.callbacks if isinstance(callback, CriterionCallback)]
+        summary = summarize(
+            stop_round=loop.current_epoch,
+            stop_reason=self._stop_reason(),
+            budget=loop.max_rounds,
+            test=test,
+            checkpoint=written or None,
+            log_dir=self.log_dir,
+            device=loop.fabric.device,
+            seconds=time.perf_counter() - self._began,
+            theta=loop.server.theta,
+            rules=describe_rules(loop.callbacks, averages),
+            **extremes(rows, rules),
+        )
+        if loop.is_global_zero:
+            if self.record is not None:
+                self.record.write_summary(summary)
+            for logger in loop.loggers:
+                logger.finalize("success")
+            print(describe(summary), flush=True)
+        return summary
+
+    def end_early(self, interrupted: bool) -> None:
+        """Finalize the loggers after an exception, and print how to go on with a fit that a signal has ended."""
+        if not self.loop.is_global_zero:
+            return
+        for logger in self.loop.loggers:
+            with suppress(OSError):  # on a full disk, what has been said of it stays the last word
+                logger.finalize("interrupted" if interrupted else "failed")
+        if interrupted and self.loop.state.fn == TrainerFn.FITTING:
+            print(f"\n{self._where_to_resume()}", file=sys.stderr, flush=True)
+
+    @property
+    def _saver(self) -> ModelCheckpoint | None:
+        return next((callback for callback in self.loop.callbacks if isinstance(callback, ModelCheckpoint)), None)
 
     def _where_to_resume(self) -> str:
-        """A sentence for a run that a signal has ended."""
-        saver = next((callback for callback in self.callbacks if isinstance(callback, ModelCheckpoint)), None)
+        saver = self._saver
         path = saver is not None and (saver.last_model_path or saver.best_model_path)
-        after = f"Interrupted after round {self.current_epoch} of {self.max_rounds}"
+        after = f"Interrupted after round {self.loop.current_epoch} of {self.loop.max_rounds}"
         if not path:
             return f"{after}, with no checkpoint to go on from."
         if self._config_of_command is not None:
@@ -204,65 +281,21 @@ class Recording(TrainerInterface):
             return f"{after}: go on with `{shlex.join(words)}`."
         return f"{after}: go on with `ckpt_path={path}`."
 
-    def _criterion_seconds(self) -> float:
-        """What the stopping rules have taken since this was asked for last."""
-        total = sum(callback.seconds for callback in self.callbacks if isinstance(callback, CriterionCallback))
-        before, self._criterion_total = self._criterion_total, total
-        return total - before
-
-    def _write_config(self) -> None:
-        """Leave ``config.yaml`` in the record, where the command line has not."""
-        if self.record is not None and self.is_global_zero:
-            path = Path(self.record.log_dir) / "config.yaml"
-            self._config_of_command = path if path.exists() else None
-            with self._writing(path):
-                trainer = self._described | {"seed": resolve_seed(self.seed)}
-                write_config(path, trainer, self.module, self.datamodule, os.environ.get("PL_GLOBAL_SEED"))
-
-    def _write_summary(self, test: dict[str, float], averages: dict[str, dict[str, float]]) -> None:
-        """Write ``summary.json`` and print it in short.
-
-        Args:
-            test: the test figures of the last model.
-            averages: those of the average of each rule that keeps one, by the callback's ``state_key``.
-        """
-        saver = next((c for c in self.callbacks if isinstance(c, ModelCheckpoint)), None)
-        # A resumed run that had nothing left to train has saved nothing.
-        written = saver is not None and (saver.best_model_path or saver.last_model_path or self.ckpt_path)
-        rows = self.record.rows() if self.record is not None and self.is_global_zero else []
-        rules = [callback.log_name for callback in self.callbacks if isinstance(callback, CriterionCallback)]
-        summary = summarize(
-            stop_round=self.current_epoch,
-            stop_reason=self._stop_reason(),
-            budget=self.max_rounds,
-            test=test,
-            checkpoint=written or None,
-            log_dir=self.log_dir,
-            device=self.fabric.device,
-            seconds=time.perf_counter() - self._began,
-            theta=self.server.theta,
-            rules=describe_rules(self.callbacks, averages),
-            **extremes(rows, rules),
-        )
-        self.summary = summary
-        if self.record is not None and self.is_global_zero:
-            self.record.write_summary(summary)
-        for logger in self.loggers if self.is_global_zero else []:
-            logger.finalize("success")
-        if self.is_global_zero:
-            print(describe(summary), flush=True)
-
     def _stop_reason(self) -> str:
-        """Why the run ended, in a sentence: a callback's own where one stopped it."""
-        if self.nonfinite_reason is not None:
-            return self.nonfinite_reason
-        if not self.should_stop:
+        """The reason for the run's end, in a sentence: a callback's own where one stopped it."""
+        loop = self.loop
+        if loop.nonfinite_reason is not None:
+            return loop.nonfinite_reason
+        if not loop.should_stop:
             skipped = " The last one skipped all its local steps: no gradient is finite." if self._skipped_all else ""
-            return f"The budget of {self.max_rounds} rounds is used up.{skipped}"
+            return f"The budget of {loop.max_rounds} rounds is used up.{skipped}"
         # A rule that only observes says when it would have stopped, which ended nothing.
-        rules = [callback for callback in self.callbacks if not getattr(callback, "observe_only", False)]
+        rules = [callback for callback in loop.callbacks if not getattr(callback, "observe_only", False)]
         reasons = [getattr(callback, "stopping_reason_message", None) for callback in rules]
         return next((reason for reason in reasons if reason), "A callback set `should_stop`.")
 
-    def _warn(self, message: str) -> None:
-        rank_zero_warn(message)
+
+def nonfinite_updates(round: int, report: RoundReport) -> str:
+    """The beginning of a sentence on the clients of a round that sent an update that is not finite."""
+    who = f"client{'s' * (len(report.nonfinite) > 1)} {', '.join(map(str, report.nonfinite))}"
+    return f"The update of {who} in round {round} is not finite"

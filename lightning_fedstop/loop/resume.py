@@ -1,5 +1,6 @@
-"""What makes a run the run it is: settings that must not change between its parts."""
+"""Checks of a resume: settings, clients and weights that must not change between the parts of a run."""
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -25,7 +26,16 @@ RUN_ARGUMENTS = (
 OTHER_ARGUMENTS = ("max_rounds", "min_rounds", "on_nonfinite", "check_val_every_n_round", "check_test_every_n_round")
 """Arguments whose change is worth a word."""
 
+FEDERATED_KEY = "federated"
+"""The entry of a checkpoint that a ``Trainer`` has no counterpart for."""
+
 Settings = dict[str, Any]
+
+_KINDS: dict[str, type] = {"method": str, "seed": int, "num_clients": int, "round": int, "theta": Tensor}
+_ENTRIES = (
+    *("round", "pending", "row", "nonfinite_reason", "metrics", "theta", "num_clients", "partition", "seed", "method"),
+    *("method_state", "client_states", "solver", "loss_scales", "unsaved_state", "log_dir"),
+)
 
 SOLVER_KEYS = ("optimizer", "lr_scheduler")
 # How a partition came about: its digest says whether it is the same.
@@ -38,6 +48,84 @@ _READING = re.compile(
 # How the model computes what it computes.
 _COMPUTING = re.compile(r"model\.(compile|channels_last|matmul_layers)$")
 _LONGEST = 60
+
+
+def check_resumable(checkpoint: dict[str, Any], path: str | os.PathLike[str], method: str, seed: int) -> None:
+    """Refuse a checkpoint that would not continue the run it comes from.
+
+    Raises:
+        ValueError: if it is no checkpoint of a federation, or one of another method or seed.
+    """
+    name = os.fspath(path)
+    state = checkpoint.get(FEDERATED_KEY)
+    if not isinstance(state, dict):
+        raise ValueError(f"{name!r} holds weights only: resuming needs a checkpoint that `FederatedLoop.fit` wrote.")
+    for key, kind in _KINDS.items():
+        if not isinstance(state.get(key), kind) and (key in state or key in ("method", "seed")):
+            raise ValueError(f"{name!r} was written by another version of this package, or damaged: see {key!r} in it.")
+    if state["method"] != method:
+        raise ValueError(f"{name!r} comes from {state['method']}, this run uses {method}: resume with the same method.")
+    if state["seed"] != seed:
+        raise ValueError(f"{name!r} comes from seed {state['seed']}, this run uses {seed}: resume with the same seed.")
+
+
+def check_fits(then: Mapping[str, Any], now: Mapping[str, Any], path: str | None) -> None:
+    """Refuse the state of a run that this one would not continue.
+
+    Args:
+        then: the checkpoint's state.
+        now: the present ``settings``, ``num_clients``, ``partition``, ``clients`` and ``theta``.
+        path: the checkpoint.
+
+    Raises:
+        ValueError: with what differs.
+    """
+    if missing := [key for key in _ENTRIES if key not in then]:
+        raise ValueError(f"{path!r} was written by another version of this package: it has no {missing[0]!r}.")
+    check_settings(then, now["settings"], now["partition"], path)
+    if then["num_clients"] != now["num_clients"]:
+        raise ValueError(
+            f"{path!r} comes from a federation of {then['num_clients']} clients, this one has"
+            f" {now['num_clients']}: resume with the same data and partition."
+        )
+    if then["partition"] != now["partition"]:
+        raise ValueError(f"{path!r} comes from another partition: resume with the same data, skew and seed.")
+    if other := client_difference(then.get("clients", {}), now["clients"]):
+        raise ValueError(
+            f"{path!r} comes from other clients ({other}): resume with the same clients in the same order."
+        )
+    if then["theta"].shape != now["theta"].shape:
+        raise ValueError(
+            f"{path!r} comes from a run with {then['theta'].numel()} trainable parameters, this one has"
+            f" {now['theta'].numel()}: resume with the same parameters frozen."
+        )
+
+
+def check_settings(state: Mapping[str, Any], settings: Settings, partition: str | None, path: str | None) -> None:
+    """Refuse settings that make it another run.
+
+    Args:
+        state: the checkpoint's state.
+        settings: the present ones.
+        partition: the digest of the present partition.
+        path: the checkpoint.
+
+    Raises:
+        ValueError: naming them all.
+    """
+    same_partition = partition is not None and state.get("partition") == partition
+    if changed := run_differences(state.get("settings", settings), settings, same_partition):
+        raise ValueError(
+            f"{path!r} comes from another run ({'; '.join(changed)}): resume with the same settings, or start anew."
+        )
+
+
+def partition_digest(datamodule: Any) -> str | None:
+    """Digest by which partitions are told apart; ``None`` where the data module deals nothing itself."""
+    try:
+        return str(datamodule.partition.digest)
+    except (AttributeError, RuntimeError):
+        return None
 
 
 def run_settings(loop: Any, solver: LocalSolver | None = None) -> Settings:

@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 
 from lightning_fedstop.core.parameters import norm
 from lightning_fedstop.federation.local_training import local_progress
+from lightning_fedstop.module.evaluator import given_loaders
 from lightning_fedstop.module.optimizer import LocalSolver
 
 
@@ -91,22 +92,31 @@ class PrecisionInterface:
 class TrainerInterface:
     """The attributes of a ``Trainer`` as far as callbacks and modules read them; see the Trainer's docs for each."""
 
-    fabric: Fabric
-    callbacks: list[Callback]
-    loggers: list[Logger]
-    default_root_dir: str
-    max_rounds: int
-    min_rounds: int
-    check_val_every_n_round: int | None
-    fast_dev_run: bool | int
-    gradient_clip_val: float | None
-
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        fabric: Fabric,
+        callbacks: list[Callback],
+        loggers: list[Logger],
+        default_root_dir: str,
+        max_rounds: int,
+        min_rounds: int,
+        gradient_clip_val: float | None,
+        check_val_every_n_round: int | None,
+        fast_dev_run: bool | int,
+    ) -> None:
+        self.fabric = fabric
+        self.callbacks = callbacks
+        self.loggers = loggers
+        self.default_root_dir = default_root_dir
+        self.max_rounds = max_rounds
+        self.min_rounds = min_rounds
+        self.gradient_clip_val = gradient_clip_val
+        self.check_val_every_n_round = check_val_every_n_round
+        self.fast_dev_run = fast_dev_run
         self.state = TrainerState()
         self.lightning_module: LightningModule | None = None
         self.datamodule: Any = None
-        self._solver: LocalSolver | None = None
-        self.lr_scheduler_configs: list[LRSchedulerConfig] = []
+        self.solver: LocalSolver | None = None
         self.should_stop = False
         self.current_epoch = 0
         self.global_step = 0
@@ -115,11 +125,11 @@ class TrainerInterface:
         self.num_test_batches: list[int | float] = []
         self.val_dataloaders: Any = None
         self.test_dataloaders: Any = None
-        self._train_dataloader: Any = None
         self.ckpt_path: str | None = None
         self.callback_metrics: dict[str, Tensor] = {}
         self.logged_metrics: dict[str, Tensor] = {}
         self.progress_bar_metrics: dict[str, float] = {}
+        self._train_dataloader: Any = None
         self.strategy = StrategyInterface(self.fabric.strategy, self)
 
     # What a Trainer has and a federated loop fixes: one evaluation at most per round, after it.
@@ -142,7 +152,21 @@ class TrainerInterface:
     @property
     def optimizers(self) -> list[Optimizer]:
         # Whoever asks may look at an optimizer's state or change its rates, so it takes the steps itself from now on.
-        return [] if self._solver is None else [self._solver.expose()]
+        return [] if self.solver is None else [self.solver.expose()]
+
+    @property
+    def lr_scheduler_configs(self) -> list[LRSchedulerConfig]:
+        config = None if self.solver is None else self.solver.scheduler_config
+        return [] if config is None else [config]
+
+    @property
+    def train_dataloader(self) -> Any:
+        """The loader of the client that is trained; otherwise the data module's, of all clients' data."""
+        if (progress := local_progress.get()) is not None:
+            return getattr(progress.batches, "given", progress.batches)
+        if self.state.fn == TrainerFn.FITTING and self._train_dataloader is None:
+            self._train_dataloader = given_loaders("train_dataloader", self.datamodule, self.lightning_module)
+        return self._train_dataloader
 
     @property
     def max_epochs(self) -> int:
@@ -197,10 +221,6 @@ class TrainerInterface:
     @property
     def model(self) -> LightningModule | None:
         return self.lightning_module
-
-    @property
-    def log_dir(self) -> str | None:
-        raise NotImplementedError
 
     @property
     def logger(self) -> Logger | None:
@@ -323,7 +343,8 @@ class TrainerInterface:
         """Print on the first process only."""
         self.fabric.print(*args, **kwargs)
 
-    def _enter(self, fn: TrainerFn, stage: RunningStage | None) -> None:
+    def enter(self, fn: TrainerFn, stage: RunningStage | None) -> None:
+        """Note the function and the stage that is running."""
         self.state.fn = fn
         self.state.stage = stage
         self.state.status = TrainerStatus.RUNNING

@@ -71,7 +71,7 @@ def test_config_of_a_continued_run_is_written_beside_the_first(root):
     cli = built()
     (callback,) = (c for c in cli.trainer.callbacks if type(c).__name__ == "RunConfigCallback")
     (root / "config.yaml").write_text("first")
-    trainer = SimpleNamespace(log_dir=str(root), is_global_zero=True, _writing=cli.trainer._writing)
+    trainer = SimpleNamespace(log_dir=str(root), is_global_zero=True, reporter=cli.trainer.reporter)
     callback.setup(trainer, cli.model, "fit")
     callback.setup(trainer, cli.model, "test")
     assert (root / "config.yaml").read_text() == "first"

@@ -11,7 +11,7 @@ from lightning.pytorch import Callback
 
 from lightning_fedstop.core.client_states import ClientStates
 from lightning_fedstop.core.state_file import StateFile, read_states
-from lightning_fedstop.loop.checkpoint import read_checkpoint
+from lightning_fedstop.loop.checkpoint_file import read_checkpoint
 from lightning_fedstop.methods import SCAFFOLD, FedSMOO
 from tests.helpers import ToyData, bits, fit, same
 

@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from lightning_fedstop.federation.cohort import ScheduledCohort
-from lightning_fedstop.loop.resume import client_difference, clients_known, differences, run_differences
+from lightning_fedstop.loop.resume import (
+    check_resumable,
+    client_difference,
+    clients_known,
+    differences,
+    run_differences,
+)
 from lightning_fedstop.methods import FedProx
 from tests.helpers import Deep, ToyData, ToyModule, fit
 
@@ -150,3 +156,19 @@ def test_a_checkpoint_of_before_knows_no_clients_and_fingerprints_may_be_added()
     named = clients_known(Named("ab"))
     assert client_difference(clients_known(ToyData([4, 4])), named) is None
     assert client_difference(named, named) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"method": "FedDyn"}, "comes from FedAvg, this run uses FedDyn"),
+        ({"seed": 2}, "comes from seed 1, this run uses 2"),
+    ],
+)
+def test_check_resumable(change, message):
+    checkpoint = {"federated": {"method": "FedAvg", "seed": 1}}
+    check_resumable(checkpoint, "x", "FedAvg", 1)
+    with pytest.raises(ValueError, match=message):
+        check_resumable(checkpoint, "x", **{"method": "FedAvg", "seed": 1} | change)
+    with pytest.raises(ValueError, match="'x' holds weights only"):
+        check_resumable({}, "x", "FedAvg", 1)

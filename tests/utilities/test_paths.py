@@ -7,7 +7,7 @@ import pytest
 
 from lightning_fedstop.cli.main import main
 from lightning_fedstop.data import Digits, MedMNIST, NpzImages, Partition
-from lightning_fedstop.loop.checkpoint import find_last
+from lightning_fedstop.loop.checkpoint_file import find_last
 from lightning_fedstop.models import ImageClassifier
 from lightning_fedstop.records.reader import find_records, read_record
 from lightning_fedstop.records.report import write_report
