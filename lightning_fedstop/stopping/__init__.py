@@ -1,4 +1,4 @@
-"""When to stop: criteria, and the callbacks that ask them.
+"""Stopping rules: criteria, and the callbacks that ask them.
 
 The callbacks need Lightning and are imported when first asked for, so that the criteria work without it.
 """
@@ -30,12 +30,14 @@ if TYPE_CHECKING:
     from lightning_fedstop.stopping.average import SaturationAverage
     from lightning_fedstop.stopping.callbacks.base import CriterionCallback
     from lightning_fedstop.stopping.callbacks.consensus import ConsensusEarlyStopping
+    from lightning_fedstop.stopping.callbacks.criterion import CriterionEarlyStopping
     from lightning_fedstop.stopping.callbacks.task_vector import TaskVectorEarlyStopping
     from lightning_fedstop.stopping.callbacks.validation import ValidationEarlyStopping
 
-_HOMES = {
+_LAZY_IMPORTS = {
     "ConsensusEarlyStopping": "callbacks.consensus",
     "CriterionCallback": "callbacks.base",
+    "CriterionEarlyStopping": "callbacks.criterion",
     "SaturationAverage": "average",
     "TaskVectorEarlyStopping": "callbacks.task_vector",
     "ValidationEarlyStopping": "callbacks.validation",
@@ -46,6 +48,7 @@ __all__ = [
     "ConsensusEarlyStopping",
     "Criterion",
     "CriterionCallback",
+    "CriterionEarlyStopping",
     "Decision",
     "SaturationAverage",
     "StopDecision",
@@ -67,6 +70,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    if name in _LAZY_IMPORTS:
+        return getattr(import_module(f"{__name__}.{_LAZY_IMPORTS[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

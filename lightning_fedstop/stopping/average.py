@@ -1,4 +1,4 @@
-"""The mean of the global models of the rounds in which training has all but ceased to move.
+"""The mean of the global models of the rounds in which training hardly moves.
 
 Near the stop the model still swings from round to round around a place it no longer leaves, so the model of the last
 round is one draw of many. Their mean needs no data to choose from them.

@@ -1,4 +1,4 @@
-"""What callbacks that stop a fit by a criterion share."""
+"""The base of callbacks that stop a fit by a criterion."""
 
 import logging
 import time
@@ -19,7 +19,7 @@ log = logging.getLogger("lightning.pytorch.fedstop")
 
 
 class CriterionCallback(pl.Callback):
-    """Base of the callbacks that ask a criterion in the course of a fit and stop it on its word.
+    """Base of callbacks that ask a criterion during a fit and stop it.
 
     A subclass hands its criterion what it looks at, logs with :meth:`_log`, and passes the decision to :meth:`_act`.
     The record of a stop, one decision for all ranks, and the state in checkpoints are settled here. Resumed with the
@@ -92,10 +92,6 @@ class CriterionCallback(pl.Callback):
         self._last_step = 0  # the Trainer's `global_step` at the last check
         self._has_said_no_step = False
 
-    def _explain(self, decision: Any) -> str:
-        """A decision in a sentence."""
-        raise NotImplementedError
-
     def _place(self, trainer: pl.Trainer, epoch: int) -> str:
         """An epoch of a Trainer, counted from 0 as Lightning does, or a round of a federation, from 1 as the record."""
         if self._unit == "round":
@@ -115,7 +111,7 @@ class CriterionCallback(pl.Callback):
 
     @property
     def stopped(self) -> bool:
-        """Whether the criterion has stopped the fit (or would have, with ``observe_only``)."""
+        """True if the criterion has stopped the fit (or would have, with ``observe_only``)."""
         return self.stop_round is not None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -135,7 +131,7 @@ class CriterionCallback(pl.Callback):
             self.log_name = self.log_prefix if place == 1 else f"{self.log_prefix}_{place}"
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Say once a fit what makes any rule fire early, or keeps it from firing."""
+        """Warn once a fit of what makes a rule fire early or never."""
         callbacks: list[pl.Callback] = getattr(trainer, "callbacks", [])
         first = next((callback for callback in callbacks if isinstance(callback, CriterionCallback)), None)
         if is_dry_run(trainer) or not trainer.is_global_zero:
@@ -167,11 +163,11 @@ class CriterionCallback(pl.Callback):
             )
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """A state may be loaded by hand again."""
+        """Let states be loaded by hand again."""
         self._keeps_its_state = False
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Lightning leaves out ``teardown`` then."""
+        """Do as ``teardown``, which Lightning leaves out then."""
         self._keeps_its_state = False
 
     @contextmanager
@@ -246,7 +242,7 @@ class CriterionCallback(pl.Callback):
         return finished >= min_epochs and trainer.global_step >= min_steps
 
     def _stay_stopped(self, trainer: pl.Trainer) -> None:
-        """A run that was stopped before its checkpoint was written trains nothing more when resumed."""
+        """Train nothing more in a run that was stopped before its checkpoint was written."""
         if self.stopped and not self.observe_only:
             trainer.should_stop = True
             rank_zero_warn(
@@ -289,10 +285,10 @@ class CriterionCallback(pl.Callback):
 
 
 def is_dry_run(trainer: pl.Trainer) -> bool:
-    """Whether the Trainer only tries the code out, with ``fast_dev_run``."""
+    """Tell if the Trainer only tries the code out, with ``fast_dev_run``."""
     return bool(getattr(trainer, "fast_dev_run", False))
 
 
 def is_federated(trainer: Any) -> bool:
-    """Whether it is a ``FederatedLoop``, whose epochs are rounds."""
+    """Tell if it is a ``FederatedLoop``, whose epochs are rounds."""
     return hasattr(trainer, "clients_per_round")

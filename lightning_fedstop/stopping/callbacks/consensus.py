@@ -85,7 +85,7 @@ class ConsensusEarlyStopping(CriterionCallback):
 
     @property
     def check_finite(self) -> bool:
-        """Whether divergence stops the fit at once."""
+        """True if divergence stops the fit at once."""
         return self.criterion.check_finite
 
     def _reset(self) -> None:
@@ -94,7 +94,7 @@ class ConsensusEarlyStopping(CriterionCallback):
 
     @property
     def state_key(self) -> str:
-        """States are told apart by the arguments that a decision depends on."""
+        """Name of the state: the arguments that a decision depends on."""
         return self._generate_state_key(
             threshold=self.criterion.threshold,
             patience=self.criterion.patience,

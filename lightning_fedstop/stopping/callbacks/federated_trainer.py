@@ -1,4 +1,4 @@
-"""What a stopping rule asks of a trainer that trains a federation."""
+"""The part of a federation's trainer that stopping rules use."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 @runtime_checkable
 class FederatedTrainer(Protocol):
-    """What a trainer of a federation knows beyond a ``Trainer``; a ``FederatedLoop`` is one.
+    """Figures of a federation that a ``Trainer`` lacks; a ``FederatedLoop`` has them.
 
     The server measures the global model in its own precision, which a module in bfloat16 only rounds, so rules decide
     on what the record holds.
@@ -23,13 +23,13 @@ class FederatedTrainer(Protocol):
 
     @property
     def trained_clients(self) -> int:
-        """How many clients' updates went into the present round; 0 makes it no check of any rule."""
+        """Number of clients' updates in the present round; 0 makes it no check of any rule."""
 
     @property
     def takes_update(self) -> bool:
-        """Whether the update of the client that has just ended goes into the round."""
+        """True if the update of the client that has just ended goes into the round."""
 
 
 def has_trained(trainer: Any) -> bool:
-    """Whether anything was trained in this epoch: in a round of a federation, nobody may have."""
+    """Tell if anything was trained in this epoch: in a round of a federation, nobody may have."""
     return not isinstance(trainer, FederatedTrainer) or trainer.trained_clients > 0

@@ -19,7 +19,7 @@ from lightning_fedstop.utilities.validate import flag, one_of
 
 
 class TaskVectorEarlyStopping(CriterionCallback):
-    """Stop a fit without validation data, when the weights have all but ceased to move away from their start.
+    """Stop a fit when the weights hardly move away from their start, without validation data.
 
     After every training epoch, or every so many steps, it takes the distance of the trainable parameters from where
     the fit began and its growth since the check before. Once ``patience`` checks in a row have grown by less than the
@@ -131,17 +131,17 @@ class TaskVectorEarlyStopping(CriterionCallback):
 
     @property
     def check_finite(self) -> bool:
-        """Whether divergence stops the fit at once."""
+        """True if divergence stops the fit at once."""
         return self.criterion.check_finite
 
     @property
     def variant(self) -> Variant:
-        """Whose rule."""
+        """Variant of the rule."""
         return self.criterion.variant
 
     @property
     def start_weights_on_cpu(self) -> bool:
-        """Whether the copy of the starting weights lies in main memory."""
+        """True if the copy of the starting weights lies in main memory."""
         return self.criterion.start_device == "cpu"
 
     @property
@@ -161,7 +161,7 @@ class TaskVectorEarlyStopping(CriterionCallback):
 
     @property
     def state_key(self) -> str:
-        """States are told apart by the arguments that a decision depends on."""
+        """Name of the state: the arguments that a decision depends on."""
         return self._generate_state_key(
             threshold=self.criterion.threshold,
             patience=self.criterion.patience,

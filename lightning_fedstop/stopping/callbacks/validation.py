@@ -9,10 +9,10 @@ from lightning_fedstop.stopping.criteria.validation import Mode, ValidationCrite
 
 
 class ValidationEarlyStopping(CriterionCallback):
-    """Stop a fit when a validation figure has not improved by more than ``threshold`` for ``patience`` evaluations.
+    """Stop a fit when a validation figure has ceased to improve.
 
-    This is the baseline of Lee et al., "Data-free early stopping for federated learning": after every evaluation, a
-    loss must fall below its best by more than the threshold, or an accuracy rise above it by more than the threshold in
+    It is the baseline of Lee et al., "Data-free early stopping for federated learning": after every evaluation, a loss
+    must fall below its best by more than the threshold, or an accuracy rise above it by more than the threshold in
     percentage points (:class:`ValidationCriterion` gives the rule). It differs from Lightning's ``EarlyStopping`` in
     that accuracies are compared in percent, that a figure that is not a number is counted as no improvement, and that
     it can watch without stopping. Evaluations are counted, not epochs; the sanity check is none.
@@ -92,7 +92,7 @@ class ValidationEarlyStopping(CriterionCallback):
 
     @property
     def state_key(self) -> str:
-        """States are told apart by the arguments that a decision depends on."""
+        """Name of the state: the arguments that a decision depends on."""
         return self._generate_state_key(
             monitor=self.monitor,
             mode=self.mode,
@@ -104,7 +104,7 @@ class ValidationEarlyStopping(CriterionCallback):
         )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """A run that was stopped before its checkpoint was written trains nothing more when resumed."""
+        """Train nothing more in a run that was stopped before its checkpoint was written."""
         super().on_train_start(trainer, pl_module)
         self._stay_stopped(trainer)
 

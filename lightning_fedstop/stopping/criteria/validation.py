@@ -84,7 +84,7 @@ def validation_stopping_round(
 
 
 class ValidationCriterion(Criterion[ValidationDecision]):
-    """Stop when a figure has not improved by more than ``threshold`` for ``patience`` evaluations in a row.
+    """Stop when a figure has not improved enough for ``patience`` evaluations in a row.
 
     The rule, per evaluation with figure L::
 
