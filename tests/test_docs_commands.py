@@ -25,7 +25,7 @@ STARTS = "starts"  # all is built and read, but no round is trained
 
 # The command as it is written: what is added to it, and how it ends (None: well).
 COMMANDS = {
-    "pip install .": ("not run", None),
+    'pip install ".[all]"': ("not run", None),
     'pip install -e ".[test]"': ("not run", None),
     "python -m pytest": ("not run", None),
     "fedstop fit --config configs/quickstart.yaml": (SMALL, None),

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from lightning_fedstop.data.arrays import ArrayDataModule
 from lightning_fedstop.data.classes import IntArray
 from lightning_fedstop.data.partitions.skew import Skew
+from lightning_fedstop.utilities.extras import require_extra
 
 _SIZES = {"test": 300, "val": 200, "train": 1297}
 
@@ -48,6 +49,7 @@ class Digits(ArrayDataModule):
         normalize_twice: bool = False,
         eval_batch_size: int = 256,
     ) -> None:
+        require_extra("sklearn", "images", "`Digits`")
         super().__init__(
             10, 1, 8, num_clients, batch_size, skew, seed, partition_path, normalize_twice, eval_batch_size
         )

@@ -13,6 +13,7 @@ from lightning_fedstop.data.archives.archive import ImageArchive, checked_cache_
 from lightning_fedstop.data.arrays import ArrayDataModule
 from lightning_fedstop.data.classes import IntArray
 from lightning_fedstop.data.partitions.skew import Skew
+from lightning_fedstop.utilities.extras import require_extra
 from lightning_fedstop.utilities.paths import local_path
 from lightning_fedstop.utilities.validate import one_of
 
@@ -181,6 +182,7 @@ def _md5(path: Path) -> str:
 
 
 def _checked_info(dataset: str) -> dict[str, Any]:
+    require_extra("medmnist", "images", "`MedMNIST`")
     # Imported here: the package makes its default folder when it is imported.
     from medmnist.info import INFO
 

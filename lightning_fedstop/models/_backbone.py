@@ -4,8 +4,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
-import timm
 import torch
 from torch import Tensor, nn
 
@@ -32,6 +30,8 @@ def build_backbone(
         FileNotFoundError: If ``weights_path`` is not a file.
         RuntimeError: If timm's published weights cannot be fetched.
     """
+    import timm
+
     if not timm.is_model(name) or ":" in name:
         near = get_close_matches(name, timm.list_models(), n=5, cutoff=0.5)
         hint = f"close names: {', '.join(near)}" if near else "see `timm.list_models()`"
@@ -54,6 +54,8 @@ def build_backbone(
 
 
 def _create(name: str, num_classes: int, in_chans: int, kwargs: dict[str, Any]) -> nn.Module:
+    import timm
+
     try:
         model: nn.Module = timm.create_model(name, num_classes=num_classes, in_chans=in_chans, **kwargs)
     except TypeError as error:
@@ -65,6 +67,8 @@ def _create(name: str, num_classes: int, in_chans: int, kwargs: dict[str, Any]) 
 
 def _from_file(name: str, num_classes: int, in_chans: int, path: Path, kwargs: dict[str, Any]) -> nn.Module:
     """Build ``name`` with the weights of a file; a head of another size and other input channels are adapted."""
+    import timm
+
     model = _create(name, num_classes, in_chans, kwargs)
     weights = read_weights(path)
     config: dict[str, Any] = getattr(model, "pretrained_cfg", None) or {}
@@ -112,6 +116,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise FileNotFoundError(f"`weights_path`: {path} {what}.")
     try:
         if path.suffix == ".safetensors":
+            import safetensors.torch
+
             content: Any = safetensors.torch.load_file(path)
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)

@@ -16,7 +16,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from lightning_fedstop.models._backbone import build_backbone, nearest_size, takes
 from lightning_fedstop.models._chance import draws, has_hooks
-from lightning_fedstop.models.fast_layers import is_transformed, use_fast_layers
+from lightning_fedstop.utilities.extras import require_extra
 from lightning_fedstop.utilities.validate import not_negative, number, positive, whole_number
 
 _RESERVED = {"pretrained", "num_classes", "in_chans", "features_only", "checkpoint_path", "pretrained_cfg_overlay"}
@@ -94,6 +94,7 @@ class ImageClassifier(LightningModule):
         matmul_layers: bool | None = None,
         channels_last: bool = False,
     ) -> None:
+        require_extra("timm", "images", "`ImageClassifier`")
         super().__init__()
         if num_classes is None:
             raise ValueError("`num_classes` is missing: give the number of classes, at least 2.")
@@ -114,6 +115,8 @@ class ImageClassifier(LightningModule):
             backbone, num_classes, in_chans, pretrained, weights_path, dict(backbone_kwargs or {})
         )
         if matmul_layers or (matmul_layers is None and "convnext" in backbone):
+            from lightning_fedstop.models.fast_layers import use_fast_layers  # which needs timm
+
             exchanged = use_fast_layers(self.backbone, everywhere=bool(matmul_layers))
             if matmul_layers and not exchanged:
                 raise ValueError(f"`matmul_layers`: {backbone} has no depthwise convolution that could be a product.")
@@ -170,9 +173,12 @@ class ImageClassifier(LightningModule):
                 "the channels are the argument `in_chans`."
             )
         images = self._resize(images)
-        # Under `torch.func` the first dimension that is seen is not the first one in memory.
-        if self.hparams["channels_last"] and not is_transformed():
-            images = images.contiguous(memory_format=torch.channels_last)
+        if self.hparams["channels_last"]:
+            from lightning_fedstop.models.fast_layers import is_transformed
+
+            # Under `torch.func` the first dimension that is seen is not the first one in memory.
+            if not is_transformed():
+                images = images.contiguous(memory_format=torch.channels_last)
         logits: Tensor = self.backbone(images)
         return logits
 

@@ -14,6 +14,7 @@ from lightning_fedstop.records.reader import Record
 from lightning_fedstop.records.report import configuration
 from lightning_fedstop.records.report.page import Settings, build_page
 from lightning_fedstop.records.report.runs import Run
+from lightning_fedstop.utilities.extras import require_extra
 from lightning_fedstop.utilities.files import atomic_file
 from lightning_fedstop.utilities.paths import local_path
 from lightning_fedstop.utilities.validate import positive, whole_number
@@ -67,6 +68,7 @@ def write_report(
         ValueError: if there is no record, a threshold or patience is out of range, or ``out`` is no HTML file.
         OSError: if a file cannot be written.
     """
+    require_extra("matplotlib", "report", "A report")
     if not records:
         raise ValueError("A report needs at least one run.")
     page_path = local_path(out, "out")
