@@ -1,4 +1,4 @@
-"""Replay: the round in which a stopping rule would have ended a recorded run, from the record alone.
+"""Replay of stopping rules on recorded runs, from the records alone.
 
 The decisions are those of the criteria that the callbacks ask too, so a replay stops where a live run does. Neither
 torch nor Lightning nor NumPy is imported here.
@@ -181,7 +181,7 @@ def available_rules(record: Record, shift: str = "mean_vector") -> list[str]:
 
 
 def in_percent(values: Sequence[float]) -> list[float]:
-    """Give accuracies in percent, whether given so or as fractions: fractions are those that never exceed 1.
+    """Give accuracies in percent; those that never exceed 1 are fractions.
 
     >>> in_percent([0.5, 0.75]), in_percent([12.5, 75.0])
     ([50.0, 75.0], [12.5, 75.0])

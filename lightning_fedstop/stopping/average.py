@@ -16,7 +16,7 @@ _MAXIMA = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.
 
 
 class SaturationAverage:
-    """A running mean of a module's trainable parameters and its buffers, over a run of rounds without a break.
+    """Running mean of a module's trainable parameters and buffers over successive rounds.
 
     Floating and complex tensors are averaged; of integers (counters) and masks the largest is taken. Others (sparse,
     quantised, float8), and those that change their shape or are there in some rounds only, keep their last value. Sums
@@ -68,7 +68,7 @@ class SaturationAverage:
         self.rounds += 1
 
     def _reason_against(self, name: str, tensor: Tensor | None) -> str | None:
-        """Why a tensor cannot be averaged, ``None`` if it can."""
+        """Name the reason that a tensor cannot be averaged, ``None`` without one."""
         total = self._sums.get(name)
         if tensor is None or (total is None and self.rounds):
             return "not in all of the rounds"
@@ -90,7 +90,7 @@ class SaturationAverage:
         self._sums[name] = torch.maximum(total, tensor) if tensor.dtype in _MAXIMA else total.add_(tensor)
 
     def mean(self) -> dict[str, Tensor]:
-        """The mean of each parameter and buffer by name, in the module's own types, without those left out.
+        """Mean of each parameter and buffer by name, in the module's own types.
 
         Raises:
             RuntimeError: If there is no round to average.
@@ -104,7 +104,7 @@ class SaturationAverage:
 
     @contextmanager
     def held_by(self, module: nn.Module) -> Iterator[None]:
-        """Let the module hold the mean inside the block, and afterwards what it held before."""
+        """Let the module hold the mean inside the block, and its own values after it."""
         held = dict(_watched(module))
         mean = {name: value for name, value in self.mean().items() if _fits(held.get(name), value)}
         before = {name: held[name].detach().clone() for name in mean}
@@ -140,7 +140,7 @@ def _type_of_sum(tensor: Tensor) -> torch.dtype:
 
 
 def _fits(tensor: Tensor | None, value: Tensor) -> bool:
-    """Whether a tensor can hold a value: a module may have changed since the mean was taken."""
+    """Check that a tensor can hold a value; a module may have changed since."""
     return tensor is not None and tensor.shape == value.shape and tensor.dtype == value.dtype
 
 

@@ -54,7 +54,7 @@ class ROCmAccelerator(CUDAAccelerator):
         torch.cuda.set_device(device)
 
     def get_device_stats(self, device: torch.device | str | int) -> dict[str, float]:
-        """Figures on the memory of ``device``, from torch alone: those of its allocator, and free and total bytes."""
+        """Figures on the memory of ``device``: torch's allocator, free and total bytes."""
         free, total = torch.cuda.mem_get_info(device)
         return {**torch.cuda.memory_stats(device), "free_bytes": free, "total_bytes": total}
 
@@ -65,12 +65,12 @@ class ROCmAccelerator(CUDAAccelerator):
 
     @staticmethod
     def is_available() -> bool:
-        """Whether this torch is built for HIP and sees a GPU."""
+        """True if this torch is built for HIP and sees a GPU."""
         return rocm_trouble() is None
 
     @staticmethod
     def name() -> str:
-        """What a configuration calls it."""
+        """Name in a configuration."""
         return "rocm"
 
 
@@ -94,7 +94,7 @@ def rocm_trouble() -> str | None:
 
 
 def visible_gpus() -> tuple[int, str | None]:
-    """The number of GPUs torch sees, and what went wrong in counting them, if anything did."""
+    """Number of GPUs that torch sees, and the error of counting them, if any."""
     try:
         return torch.cuda.device_count(), None
     except Exception as error:  # `NameError: amdsmi` where pynvml is installed, of all things
@@ -102,7 +102,7 @@ def visible_gpus() -> tuple[int, str | None]:
 
 
 def nvml_hint() -> str:
-    """What to do about pynvml, the end of a sentence; empty where it is not installed."""
+    """Advice on pynvml, the end of a sentence; empty without it."""
     if find_spec("pynvml") is None:
         return ""
     return "; pynvml is installed, which breaks that on ROCm: uninstall the packages pynvml and nvidia-ml-py"
@@ -117,7 +117,7 @@ def _driver() -> str:
 
 
 def accelerator_for_fabric(accelerator: Any) -> Any:
-    """What to give ``Fabric`` for the ``accelerator`` of a loop: the accelerator itself for ``"rocm"``.
+    """Translate a loop's ``accelerator`` for ``Fabric``, which knows no ``"rocm"``.
 
     Given a name, Fabric holds only ``"cuda"``, ``"gpu"`` and ``"mps"`` for GPUs, and puts one device of any other on
     the CPU; given the accelerator, it goes by its class.

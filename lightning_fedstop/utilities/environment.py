@@ -1,4 +1,4 @@
-"""What a run depends on besides its configuration: versions, the build of torch, devices.
+"""The environment of a run: versions, the build of torch, devices.
 
 torch is imported only where it is asked, so that an installation without a working one can still be described.
 """
@@ -27,7 +27,7 @@ def package_versions() -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python, of the packages a run depends on, and of the CUDA or HIP that torch is built for."""
+    """Versions of Python, the packages, and the CUDA or HIP of torch."""
     import torch
 
     found = {"python": platform.python_version(), **package_versions()}
@@ -36,7 +36,7 @@ def versions() -> dict[str, str]:
 
 
 def torch_build() -> str:
-    """What torch is built for: ``"CUDA 12.8"``, ``"HIP 6.4"`` or ``"the CPU alone"``."""
+    """Target that torch is built for: ``"CUDA 12.8"``, ``"HIP 6.4"`` or ``"the CPU alone"``."""
     import torch
 
     if torch.version.hip:

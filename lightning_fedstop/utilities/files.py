@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class atomic_file:
-    """A path to write to, flushed and renamed to ``path`` if the block succeeds and removed if it does not."""
+    """Path to write to, renamed to ``path`` if the block succeeds, else removed."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -27,7 +27,7 @@ class atomic_file:
 
 
 def reason_unreadable(error: Exception) -> str:
-    """Why ``torch.load(weights_only=True)`` could not read a file, in words that do not advise to unpickle it."""
+    """Say why ``torch.load(weights_only=True)`` failed, without torch's advice to unpickle."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if isinstance(error, pickle.UnpicklingError):

@@ -9,7 +9,7 @@ LOCK_FILE = ".lock"
 
 
 class RunLock:
-    """Marks a version folder as in use, from :meth:`acquire` to :meth:`release` or the end of the process.
+    """Mark on a version folder that is in use, until :meth:`release`.
 
     The file stays behind when a process is killed; the lock on it does not, so that it blocks nothing.
 

@@ -18,14 +18,14 @@ _ABSENT = object()
 
 
 def is_plain(value: Any) -> bool:
-    """Whether ``torch.load(weights_only=True)`` gives the value back as it is."""
+    """Check that ``torch.load(weights_only=True)`` gives the value back as it is."""
     if type(value) in _MAPPINGS:
         return all(is_plain(key) and is_plain(item) for key, item in value.items())
     return all(map(is_plain, value)) if type(value) in _COLLECTIONS else type(value) in _ATOMS
 
 
 def plain_state(state: Mapping[Any, Any], left_out: list[str] | None = None, name: str = "") -> dict[Any, Any]:
-    """A state with plain mappings, lists, numbers and tensors in place of classes derived from them.
+    """Turn a state into plain mappings, lists, numbers and tensors.
 
     Args:
         state: of any owner: a scheduler, an optimizer, a callback.
@@ -73,7 +73,7 @@ def _plain(value: Any, left_out: list[str], name: str) -> Any:
 
 
 def as_in(live: Any, saved: Any) -> Any:
-    """What :func:`plain_state` has saved, in the types of the owner's present state.
+    """Restore a result of :func:`plain_state` in the types of the owner's present state.
 
     Args:
         live: the owner's present state, or a value in it.
@@ -98,7 +98,7 @@ def as_in(live: Any, saved: Any) -> Any:
 
 
 def _refilled(live: Any, items: Any) -> Any:
-    """A collection of ``live``'s class, with its other attributes (a default, a length), that holds ``items``."""
+    """Copy of ``live``, its default or length included, that holds ``items``."""
     if type(live) in (*_MAPPINGS, *_COLLECTIONS):
         return items
     if isinstance(live, tuple):

@@ -1,4 +1,4 @@
-"""Checks of arguments: a value of another type is a ``TypeError``, one out of its range a ``ValueError``."""
+"""Checks of arguments: wrong types raise ``TypeError``, wrong ranges ``ValueError``."""
 
 import math
 import operator

@@ -93,18 +93,18 @@ class CriterionCallback(pl.Callback):
         self._has_said_no_step = False
 
     def _place(self, trainer: pl.Trainer, epoch: int) -> str:
-        """An epoch of a Trainer, counted from 0 as Lightning does, or a round of a federation, from 1 as the record."""
+        """Name an epoch, counted from 0, or a round, counted from 1."""
         if self._unit == "round":
             return f"round {epoch + 1}"
         return f"epoch {epoch}" if self.check_every_n_steps is None else f"epoch {epoch} at step {trainer.global_step}"
 
     @property
     def _interval(self) -> str:
-        """The name of what lies between two checks."""
+        """Name of the unit between two checks."""
         return self._unit if self.check_every_n_epochs == 1 else "check"
 
     def _in_a_row(self, threshold: float, count: int) -> str:
-        """A relative bound that was kept, as in "1 % a round, 5 rounds in a row"."""
+        """Put a bound in words, as in "1 % a round, 5 rounds in a row"."""
         name = self._interval
         article = "an" if name == "epoch" else "a"
         return f"{100 * threshold:g} % {article} {name}, {count} {name}{'s' * (count != 1)} in a row"
@@ -131,7 +131,7 @@ class CriterionCallback(pl.Callback):
             self.log_name = self.log_prefix if place == 1 else f"{self.log_prefix}_{place}"
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Warn once a fit of what makes a rule fire early or never."""
+        """Warn once a fit of conditions that make a rule fire early or never."""
         callbacks: list[pl.Callback] = getattr(trainer, "callbacks", [])
         first = next((callback for callback in callbacks if isinstance(callback, CriterionCallback)), None)
         if is_dry_run(trainer) or not trainer.is_global_zero:
@@ -189,7 +189,7 @@ class CriterionCallback(pl.Callback):
         return period is not None and step // period > self._last_step // period
 
     def _has_stepped(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> bool:
-        """Whether an optimizer, or a client of a federation, has trained since the last check; if not, say so once."""
+        """Tell if anything has trained since the last check, and warn once if not."""
         if is_federated(trainer):
             return has_trained(trainer)
         # A Trainer counts no steps of optimizers that a module drives past it.
@@ -209,7 +209,7 @@ class CriterionCallback(pl.Callback):
         pl_module.log_dict(named, prog_bar=True, on_step=on_step, on_epoch=not on_step, batch_size=1, sync_dist=True)
 
     def _act(self, trainer: pl.Trainer, epoch: int, decision: StopDecision, message: str) -> None:
-        """Stop the fit on all ranks if one of them wants to, and the Trainer lets it."""
+        """Stop the fit on all ranks if one of them wants to."""
         self._last_epoch, self._last_step = epoch, trainer.global_step
         self.wait_count = decision.count
         wanted = decision.should_stop and self._may_stop(trainer, epoch)
@@ -270,7 +270,7 @@ class CriterionCallback(pl.Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Count on from a state; the next ``fit`` does so only if the state comes from its ``ckpt_path``."""
+        """Count on from a state, in ``fit`` that of its ``ckpt_path`` alone."""
         if self._keeps_its_state:
             return
         self.criterion.load_state_dict(state_dict["criterion"])

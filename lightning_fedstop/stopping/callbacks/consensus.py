@@ -125,7 +125,7 @@ class ConsensusEarlyStopping(CriterionCallback):
         self._local = []
 
     def on_client_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, client: int) -> None:
-        """Keep the task vector of the local model, unless its update is left out of the round."""
+        """Keep the local task vector, unless its update is left out."""
         assert isinstance(trainer, FederatedTrainer)
         if is_dry_run(trainer) or not trainer.takes_update or trainer.start_weights is None:
             return
@@ -174,7 +174,7 @@ def _flat(module: pl.LightningModule) -> Tensor:
 
 
 def _figures(vectors: list[Tensor], like: Tensor, trainer: Any) -> dict[str, float] | None:
-    """Shift, mean norm and dispersion over the clients of all processes, in float64; None without a client."""
+    """Measure shift, mean norm and dispersion over all processes; None without a client."""
     reduce = trainer.server.reduce
     wide = torch.float32 if like.device.type == "mps" else torch.float64
     total = torch.zeros_like(like, dtype=wide)

@@ -23,7 +23,7 @@ class FederatedTrainer(Protocol):
 
     @property
     def trained_clients(self) -> int:
-        """Number of clients' updates in the present round; 0 makes it no check of any rule."""
+        """Number of updates in the present round; 0 makes it no check."""
 
     @property
     def takes_update(self) -> bool:
@@ -31,5 +31,5 @@ class FederatedTrainer(Protocol):
 
 
 def has_trained(trainer: Any) -> bool:
-    """Tell if anything was trained in this epoch: in a round of a federation, nobody may have."""
+    """Tell if anything was trained in this epoch; a round may be idle."""
     return not isinstance(trainer, FederatedTrainer) or trainer.trained_clients > 0

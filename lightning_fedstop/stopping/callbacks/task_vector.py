@@ -1,4 +1,4 @@
-"""The callback that stops a fit when the distance of the weights from their start stops growing."""
+"""The callback that stops a fit when the weights cease to leave their start."""
 
 import math
 import os
@@ -174,7 +174,7 @@ class TaskVectorEarlyStopping(CriterionCallback):
         )
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Start clean for a fit, and refuse what cannot work before anything is trained."""
+        """Start clean for a fit, and refuse sharding strategies."""
         super().setup(trainer, pl_module, stage)
         if stage == "fit":
             refuse_sharding(trainer)
@@ -182,7 +182,7 @@ class TaskVectorEarlyStopping(CriterionCallback):
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Measure from the start in the state of a rule with other arguments, where there is no own state."""
+        """Take the start from the state of such a rule with other arguments."""
         states = checkpoint.get("callbacks") or {}
         if self._keeps_its_state or is_federated(trainer) or self.state_key in states:
             return
@@ -192,7 +192,7 @@ class TaskVectorEarlyStopping(CriterionCallback):
                 self.criterion.start(state["criterion"]["start"])
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Count on from the checkpoint, or wait for the first batch to take the starting weights."""
+        """Count on from the checkpoint, or wait for the first batch."""
         super().on_train_start(trainer, pl_module)
         if is_dry_run(trainer):
             return
@@ -220,7 +220,7 @@ class TaskVectorEarlyStopping(CriterionCallback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Take the starting weights, or watch what was unfrozen at the start of the epoch, before it moves."""
+        """Take the starting weights, or watch parameters that were unfrozen since."""
         if self._awaits_start:
             # Hooks that come before, the module's own `on_train_start` among them, still set what training begins with.
             self._awaits_start = False
@@ -281,7 +281,7 @@ class TaskVectorEarlyStopping(CriterionCallback):
             self._print(trainer, f"The saturation average leaves out what cannot be averaged: {which}.")
 
     def _catch_up(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Check the epoch whose end the checkpoint holds, if it was written before that epoch was checked."""
+        """Check the checkpoint's last epoch, if it was saved before its check."""
         finished = trainer.current_epoch
         if self.check_every_n_epochs is None:
             if self._is_due_at_step(trainer.global_step):
@@ -335,7 +335,7 @@ class TaskVectorEarlyStopping(CriterionCallback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Count on from a state; the next ``fit`` does so only if the state comes from its ``ckpt_path``."""
+        """Count on from a state, in ``fit`` that of its ``ckpt_path`` alone."""
         super().load_state_dict(state_dict)
         if not self._keeps_its_state:
             self._names = list(state_dict["parameter_names"])
@@ -347,7 +347,7 @@ class TaskVectorEarlyStopping(CriterionCallback):
 def _save_average(
     average: SaturationAverage, trainer: pl.Trainer, pl_module: pl.LightningModule, name: str
 ) -> str | None:
-    """Write the mean as a checkpoint of weights beside the others, where the Trainer writes any."""
+    """Write the mean beside the other checkpoints, where the Trainer writes any."""
     if not trainer.checkpoint_callbacks:
         return None
     path = os.path.join(trainer.log_dir or trainer.default_root_dir, "checkpoints", f"{name}_average.ckpt")

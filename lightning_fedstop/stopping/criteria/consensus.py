@@ -31,7 +31,7 @@ class ConsensusDecision:
         smoothed: Its exponential moving average.
         change: Delta_r, the average's relative change; None in round 1.
         count: Rounds in a row whose change lay under the threshold.
-        should_stop: Whether the rule is met.
+        should_stop: True if the rule is met.
         reason: Why, if it is met.
     """
 
@@ -45,7 +45,7 @@ class ConsensusDecision:
 
 
 def consensus_potential(shift: float, dispersion: float) -> float:
-    """Return phi = shift (1 + dispersion / (shift + eps)), the common way with the disagreement on top.
+    """Return phi = shift (1 + dispersion / (shift + eps)).
 
     Args:
         shift: The norm of the mean local task vector (or, in the authors' code, the mean of the norms).

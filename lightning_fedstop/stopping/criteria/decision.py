@@ -1,4 +1,4 @@
-"""The seam of stopping rules: criteria, their decisions, and the names that records know them by."""
+"""The seam of stopping rules: criteria, their decisions and names."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -33,22 +33,22 @@ class StopDecision(Protocol):
 
     @property
     def count(self) -> int:
-        """What is compared with the patience."""
+        """Number that is compared with the patience."""
 
     @property
     def should_stop(self) -> bool:
-        """Whether the rule is met in this round."""
+        """True if the rule is met in this round."""
 
     @property
     def reason(self) -> StoppingReason:
-        """Why, if it is met."""
+        """Reason, if it is met."""
 
 
 DecisionT = TypeVar("DecisionT", bound=StopDecision, covariant=True)
 
 
 class Criterion(ABC, Generic[DecisionT]):
-    """Rule that looks at a run once a round and decides whether to stop.
+    """Rule that looks at a run once a round and may stop it.
 
     It knows nothing of Lightning or torch: live, a callback hands it what a round gave; replayed, it decides on the
     row of a record. A subclass that fills ``rules`` is known by these names to :mod:`lightning_fedstop.records.replay`,
@@ -62,7 +62,7 @@ class Criterion(ABC, Generic[DecisionT]):
     """Arguments of a replay, beside threshold, patience and ``min_rounds``, that the rule takes."""
 
     has_interval: ClassVar[bool] = False
-    """Whether the live rule can check every n-th round only."""
+    """True if the live rule can check every n-th round only."""
 
     place: ClassVar[int] = 100
     """Place in tables: lower comes first."""
@@ -87,7 +87,7 @@ class Criterion(ABC, Generic[DecisionT]):
 
     @abstractmethod
     def update(self, observation: Any, /) -> DecisionT:
-        """Decide after a round, on the value of its column, or on a tuple of those of several."""
+        """Decide after a round, on its column's value or a tuple of several."""
 
     def decide(self, row: Mapping[str, float]) -> DecisionT:
         """Decide after a round, on its row of a record."""
@@ -108,7 +108,7 @@ class Criterion(ABC, Generic[DecisionT]):
         return {name: getattr(self, name) for name in self.state_names}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Count on from a state; that of a criterion just built makes it forget its run.
+        """Count on from a state; that of a new criterion starts clean.
 
         Raises:
             KeyError: If the state lacks an entry.
@@ -124,7 +124,7 @@ def _import_criteria() -> None:
 
 
 def criteria_of_rules() -> dict[str, type[Criterion[Any]]]:
-    """Map the name of every rule to its criterion, those of this folder and of modules imported so far.
+    """Map the name of every rule imported so far to its criterion.
 
     >>> list(criteria_of_rules())[:4]
     ['task_vector', 'val_loss', 'val_acc', 'consensus']
@@ -142,7 +142,7 @@ class Decision:
         distance: delta_r, the distance from the start.
         growth_rate: g_r; None in round 1, NaN where a distance is not finite.
         count: kappa_r, the rounds in a row whose growth rate lay under the threshold.
-        should_stop: Whether the rule is met in this round. Every round is decided for itself.
+        should_stop: True if the rule is met in this round. Every round is decided for itself.
         reason: Why, if it is met.
 
     >>> decision = Decision(12, 1.61, 0.004, 10, True, StoppingReason.SATURATED)

@@ -1,4 +1,4 @@
-"""The task vector and its norm: equations (5) and (7) of the paper, for torch tensors and NumPy arrays.
+"""The task vector and its norm, for torch tensors and NumPy arrays: equations (5) and (7).
 
 Parameters are one tensor or array, or an iterable of them (shapes may differ). torch is never imported here: a tensor
 can only be met where its library already is. NumPy is imported with the first parameter: deciding on recorded distances
@@ -31,7 +31,7 @@ _SMALLEST_SAFE_SQUARE = 1e-280  # a sum of squares below it has lost digits to u
 
 
 def task_vector(parameters: Parameters, start: Parameters) -> Any:
-    """Equation (5): v_r = theta_r - theta_0.
+    """Return equation (5): v_r = theta_r - theta_0.
 
     Args:
         parameters: theta_r, in any of the forms of this module.
@@ -53,7 +53,7 @@ def task_vector(parameters: Parameters, start: Parameters) -> Any:
 
 
 def task_vector_distance(parameters: Parameters, start: Parameters) -> float:
-    """Equation (7): delta_r = ||theta_r - theta_0||_2 over all parameters together.
+    """Return equation (7): delta_r = ||theta_r - theta_0||_2 over all parameters together.
 
     Differences and squares are taken in float64, a chunk at a time, whatever the precision of the parameters. A
     distance that float64 can hold neither overflows nor vanishes on the way.
@@ -83,7 +83,7 @@ def task_vector_distance(parameters: Parameters, start: Parameters) -> float:
 
 
 def as_list(parameters: Parameters) -> list[Any]:
-    """The parameters as a list of tensors and arrays, none of them copied.
+    """List the parameters as tensors and arrays, none of them copied.
 
     >>> as_list([1.0, np.zeros(2)])
     [array(1.), array([0., 0.])]
@@ -105,7 +105,7 @@ def as_list(parameters: Parameters) -> list[Any]:
 
 
 def paired(parameters: Parameters, start: Parameters) -> tuple[list[Any], list[Any]]:
-    """Both as lists, once their shapes agree."""
+    """List both, refused unless their shapes agree."""
     now, then = as_list(parameters), as_list(start)
     if len(now) != len(then):
         raise ValueError(f"`parameters` holds {len(now)} tensors or arrays, but the start holds {len(then)}.")
@@ -116,7 +116,7 @@ def paired(parameters: Parameters, start: Parameters) -> tuple[list[Any], list[A
 
 
 def copied(parameters: Parameters, device: str | None = None) -> list[Any]:
-    """A copy of each parameter, tensors on ``device`` if one is named.
+    """Copy each parameter, tensors on ``device`` if one is named.
 
     >>> copied(np.float32(1.5))
     [array(1.5, dtype=float32)]
@@ -131,7 +131,7 @@ def copied(parameters: Parameters, device: str | None = None) -> list[Any]:
 
 
 def beside(start: list[Any], parameters: list[Any]) -> list[Any]:
-    """``start`` with each tensor on the device of its parameter; those already there are passed on."""
+    """Move each tensor of ``start`` to the device of its parameter."""
     return [
         then.to(now.device) if is_tensor(then) and is_tensor(now) else then
         for then, now in zip(start, parameters, strict=True)
@@ -145,7 +145,7 @@ def storable(arrays: list[Any]) -> list[Any]:
 
 
 def is_tensor(item: Any) -> bool:
-    """Whether ``item`` is a torch tensor."""
+    """Check for a torch tensor."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(item, torch.Tensor)
 

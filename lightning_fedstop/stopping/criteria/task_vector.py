@@ -108,7 +108,7 @@ def stopping_round(
 
 
 def zero_based_round(stop_round: int | None) -> int | None:
-    """Return a round counted from 0, as in the paper's Table IV and its released code.
+    """Return a round counted from 0, as in the paper's Table IV.
 
     >>> zero_based_round(12)
     11
@@ -196,7 +196,7 @@ class TaskVectorCriterion(Criterion[Decision]):
 
     @property
     def theta_0(self) -> list[Any] | None:
-        """The copy that distances are measured from, a tensor or array per parameter; None before ``start``."""
+        """Copy of the start, a tensor or array per parameter; None before ``start``."""
         return self._start
 
     def start(self, parameters: Parameters, /) -> None:  # type: ignore[override]
@@ -213,7 +213,7 @@ class TaskVectorCriterion(Criterion[Decision]):
         self._reset()
 
     def extend(self, parameters: Parameters) -> None:
-        """Watch more parameters from here on, at the end of the list; what they hold now is their start."""
+        """Watch more parameters from here on; their present values are their start."""
         if self._start is None:
             raise RuntimeError("Call `start` before `extend`.")
         self._start = [*self._start, *copied(parameters, self.start_device)]
@@ -240,7 +240,7 @@ class TaskVectorCriterion(Criterion[Decision]):
         return self.update_distance(row["distance"])
 
     def update_distance(self, distance: float) -> Decision:
-        """Decide after a round of which only the distance delta_r is known, as when a record is replayed.
+        """Decide after a round from the distance delta_r alone.
 
         Raises:
             ValueError: If it is negative.

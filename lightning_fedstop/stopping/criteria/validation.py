@@ -45,7 +45,7 @@ class ValidationDecision:
         value: The figure.
         best: The best so far; an improvement of at most the threshold does not change it.
         count: Evaluations in a row without improvement.
-        should_stop: Whether the rule is met.
+        should_stop: True if the rule is met.
         reason: Why, if it is met.
     """
 
