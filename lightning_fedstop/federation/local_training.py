@@ -24,7 +24,7 @@ from lightning_fedstop.core.module_state import overwrite, untrained_tensors
 from lightning_fedstop.core.parameters import FlatParameters, is_finite, norm
 from lightning_fedstop.core.seeding import seeded
 from lightning_fedstop.methods.base import Client, FederatedMethod, LocalStep
-from lightning_fedstop.methods.motion import Motion
+from lightning_fedstop.methods.momentum import Motion
 from lightning_fedstop.module.batches import BatchTransfer, limited, limited_length
 from lightning_fedstop.module.hooks import OPTIMIZER_HOOKS, Hooks
 from lightning_fedstop.module.logged import ResultCollector

@@ -1,6 +1,7 @@
 """Federated methods, one file each."""
 
-from lightning_fedstop.methods.base import Client, FederatedMethod, Federation, LocalStep
+from lightning_fedstop.core.aggregation import RunningMean, RunningSum
+from lightning_fedstop.methods.base import Client, FederatedMethod, Federation, LocalStep, add_scaled
 from lightning_fedstop.methods.fedavg import FedAvg
 from lightning_fedstop.methods.feddyn import FedDyn
 from lightning_fedstop.methods.fedgamma import FedGamma
@@ -27,4 +28,7 @@ __all__ = [
     "FederatedMethod",
     "Federation",
     "LocalStep",
+    "RunningMean",
+    "RunningSum",
+    "add_scaled",
 ]

@@ -1,4 +1,4 @@
-"""The seam of a federated method: arithmetic on flat vectors, called from the one local training loop.
+"""Base of federated methods: arithmetic on flat vectors, called from the local training loop.
 
 A method never loops over batches and never touches a module, a device or a data loader. Its vectors have the trainable
 dimension ``d`` last, so that the same lines serve one client, ``(d,)``, and a stack of clients, ``(M, d)``.
@@ -14,7 +14,7 @@ from torch import Tensor
 from lightning_fedstop.core.aggregation import Reduce, gather_alone, reduce_alone
 from lightning_fedstop.core.client_states import ClientStates
 from lightning_fedstop.core.parameters import norm
-from lightning_fedstop.methods.motion import Motion
+from lightning_fedstop.methods.momentum import Motion
 from lightning_fedstop.utilities.validate import positive
 
 EPSILON = 1e-7
@@ -22,7 +22,7 @@ EPSILON = 1e-7
 
 
 def normalized(vector: Tensor) -> Tensor:
-    """n(v) = v / (||v|| + eps) over the last dimension; the zero vector stays zero.
+    """Return v / (||v|| + eps) over the last dimension; zero stays zero.
 
     >>> normalized(torch.tensor([0.0, 0.0]))
     tensor([0., 0.])
@@ -65,7 +65,9 @@ class Federation:
 
 
 def add_scaled(target: Tensor, vector: Tensor, weight: float | Tensor) -> None:
-    """Add ``weight * vector`` to ``target`` in place; a weight of shape ``(M, 1)`` has a number for each client.
+    """Add ``weight * vector`` to ``target`` in place.
+
+    A weight of shape ``(M, 1)`` has a number for each client.
 
     >>> target = torch.ones(2, 3)
     >>> add_scaled(target, torch.ones(3), torch.tensor([[1.0], [2.0]]))
@@ -116,7 +118,7 @@ class Client:
 
 
 class ClientStack:
-    """The clients of a round that take their local steps at once: what a :class:`Client` is to one of them.
+    """Clients of a round that take their local steps at once.
 
     Attributes:
         num_samples: shape ``(M, 1)``, float64.
@@ -140,7 +142,7 @@ class ClientStack:
             self.vectors[name] = torch.stack([torch.zeros_like(like) if v is None else v for v in given])
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these clients alone."""
+        """Keep these clients alone."""
         self.num_samples = self.num_samples[rows]
         self.vectors = {name: vector[rows] for name, vector in self.vectors.items()}
 
@@ -164,7 +166,7 @@ class LocalStep:
         self._passes = 0
 
     def backward(self, perturbation: Tensor | None = None) -> Tensor:
-        """Fill :attr:`grad` with the loss gradient on the step's batch, at ``x`` or at ``x + perturbation``.
+        """Fill :attr:`grad` with the batch's loss gradient at ``x`` or ``x + perturbation``.
 
         ``x`` is put back from a copy, exactly. Running statistics and logged values come from the first pass of a step
         alone.
@@ -187,7 +189,7 @@ class LocalStep:
 
 
 class FederatedMethod:
-    """A federated method; this class itself is the frame that every method fills in where it differs.
+    """Base of federated methods; each overrides the steps in which it differs.
 
     Args:
         server_lr: eta_g, the factor on the mean update in the server step.
@@ -238,11 +240,11 @@ class FederatedMethod:
         """
 
     def uploads(self, client: Client) -> int:
-        """The vectors of length d that this client sends back, after its steps; :attr:`upload_vectors` by default."""
+        """Count the vectors of length d that this client sends back after its steps."""
         return self.upload_vectors
 
     def aggregate(self, theta: Tensor, mean_delta: Tensor) -> Tensor:
-        """The server step, after the round's last client: theta_r = theta_{r-1} + eta_g * mean Delta_m.
+        """Return theta_r = theta_{r-1} + eta_g * mean Delta_m, after the last client.
 
         Args:
             theta: shape ``(d,)``; the global model of the round's start.
@@ -254,8 +256,8 @@ class FederatedMethod:
         return (theta + self.server_lr * mean_delta).to(theta.dtype)
 
     def state_dict(self) -> dict[str, Any]:
-        """The server's and the touched clients' state, as tensors and plain values."""
+        """Return the server's state, as tensors and plain values."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the state of :meth:`state_dict` back."""
+        """Load the state of :meth:`state_dict`."""

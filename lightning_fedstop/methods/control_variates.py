@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lightning_fedstop.core.aggregation import RunningSum
 from lightning_fedstop.methods.base import Client, Federation, LocalStep
-from lightning_fedstop.methods.motion import Motion
+from lightning_fedstop.methods.momentum import Motion
 from lightning_fedstop.utilities.validate import one_of, positive
 
 ControlGain = Literal["S", "K", "released_code"] | float
@@ -15,7 +15,7 @@ ControlUpdate = Literal["delta", "grad_mean", "option_I"]
 
 
 class ControlVariates:
-    """The server's c and the clients' c_m, all zero at first.
+    """Control variates c of the server and c_m of the clients, all zero at first.
 
     After a client's steps, with G_m the gain of its K_m steps::
 
@@ -71,7 +71,7 @@ class ControlVariates:
             )
 
     def start(self, client: Client) -> Tensor:
-        """C - c_m, which the method adds to the client's gradients."""
+        """Return c - c_m, which the method adds to the client's gradients."""
         self._check(client.motion.is_sgd)
         correction = self.c - self.federation.states.get("c", client.index)
         client.vectors["correction"] = correction
@@ -86,7 +86,10 @@ class ControlVariates:
         return self.update == "grad_mean"
 
     def observe(self, step: LocalStep) -> None:
-        """Note a raw gradient if their mean is asked for; a solver such as LBFGS takes several in a step."""
+        """Add a raw gradient to their mean, if that is needed.
+
+        A solver such as LBFGS takes several gradients in a step.
+        """
         vectors = step.client.vectors
         if "gradient_sum" not in vectors:
             if not self._takes_mean(step.client.motion):
@@ -96,7 +99,7 @@ class ControlVariates:
         vectors["num_gradients"] += 1
 
     def _begin_mean(self, step: LocalStep) -> None:
-        """Begin to note gradients within a client's steps, with those up to here as the difference gives them."""
+        """Begin the mean of gradients within the steps; earlier ones follow from x."""
         vectors = step.client.vectors
         distance = self.distance(step.client, step.k, step.x)
         known = step.k if distance else 0  # a number: the rates have been the same for all so far
@@ -106,11 +109,11 @@ class ControlVariates:
         vectors["num_gradients"] = step.grad.new_full(step.grad.shape[:-1], known)
 
     def mean_gradient(self, client: Client) -> Tensor:
-        """The mean of the gradients noted."""
+        """Return the mean of the gradients noted."""
         return client.vectors["gradient_sum"] / client.vectors["num_gradients"]
 
     def distance(self, client: Client, steps: int, like: Tensor) -> float | Tensor:
-        """G_m lr: a number for all, or one for each parameter where groups differ; 0 for what stands still."""
+        """Return G_m lr, a vector where parameter groups differ; 0 for what stands still."""
         if self.gain == "S":
             return client.motion.distance(steps, like)
         if self.gain == "K":
@@ -123,14 +126,14 @@ class ControlVariates:
         return gain * client.motion.mean_lr(like)
 
     def mean_step(self, client: Client, delta: Tensor, steps: int, instead: Tensor) -> Tensor:
-        """-Delta_m / (G_m lr), and ``instead`` for numbers that have stood still."""
+        """Return -Delta_m / (G_m lr), and ``instead`` for numbers that have stood still."""
         distance = self.distance(client, steps, delta)
         if isinstance(distance, Tensor):
             return torch.where(distance > 0, -delta / distance, instead)
         return -delta / distance
 
     def finish(self, client: Client, delta: Tensor, steps: int) -> None:
-        """Update c_m and add its change to the round's sum; nothing if all learning rates are 0."""
+        """Update c_m and the round's sum; nothing if all learning rates are 0."""
         if client.motion.rests:
             return
         correction, states = client.vectors["correction"], self.federation.states
@@ -145,7 +148,7 @@ class ControlVariates:
         self.change.add(states.set("c", client.index, after) - before)
 
     def uploads(self, client: Client) -> int:
-        """Vectors that tell the server a client's change of c_m: with ``"delta"`` it follows from Delta_m."""
+        """Count the vectors that carry c_m to the server; with ``"delta"`` it follows from Delta_m."""
         return int(self.update == "option_I" or "gradient_sum" in client.vectors)
 
     def aggregate(self) -> None:
@@ -154,9 +157,9 @@ class ControlVariates:
         self.c = (self.c + total / self.federation.num_clients).to(self.c.dtype)
 
     def state_dict(self) -> dict[str, Any]:
-        """The server's c; the clients' c_m are among the loop's client states."""
+        """Return the server's c; the clients' c_m are among the loop's client states."""
         return {"c": self.c}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the state of :meth:`state_dict` back."""
+        """Load the state of :meth:`state_dict`."""
         self.c = state_dict["c"].to(self.c)

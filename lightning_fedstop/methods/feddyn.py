@@ -50,7 +50,7 @@ class FedDyn(FederatedMethod):
         self.mean_size = sum(federation.client_sizes) / federation.num_clients
 
     def weight(self, client: Client) -> float | Tensor:
-        """The client's alpha, or those of a stack of clients."""
+        """Return the client's alpha, or those of a stack of clients."""
         return self.alpha if self.alpha_scaling is None else self.alpha * self.mean_size / client.num_samples
 
     def start(self, client: Client) -> None:
@@ -77,9 +77,9 @@ class FedDyn(FederatedMethod):
         return super().aggregate(theta, mean_delta + self.duals.aggregate() / self.server_lr)
 
     def state_dict(self) -> dict[str, Any]:
-        """The server's H."""
+        """Return the server's H."""
         return self.duals.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take H back."""
+        """Load H."""
         self.duals.load_state_dict(state_dict)

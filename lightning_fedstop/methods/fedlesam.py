@@ -46,13 +46,13 @@ class FedLESAM(FederatedMethod):
         self.download_vectors = 1 if memory == "client" else 2
 
     def setup(self, federation: Federation) -> None:
-        """Forget all old models."""
+        """Create the store of old models."""
         super().setup(federation)
         self.old = SharedModels(federation.states.companion())
         self.last: Tensor | None = None
 
     def start(self, client: Client) -> None:
-        """Prepare the round's perturbation; none if the client takes part for the first time."""
+        """Prepare the round's perturbation; none in a client's first round."""
         old = self.old.get(client.index) if self.memory == "client" else self.last
         if not self.rho or old is None:
             return
@@ -63,11 +63,11 @@ class FedLESAM(FederatedMethod):
             client.vectors["e"] = scalar_perturbation(direction, self.rho, self.federation.tensor_sizes)
 
     def gradient(self, step: LocalStep) -> None:
-        """The gradient at the perturbed point, in one pass."""
+        """Fill ``step.grad`` with the gradient at the perturbed point, in one pass."""
         step.backward(step.client.vectors.get("e"))
 
     def finish(self, client: Client, delta: Tensor, steps: int) -> None:
-        """Note the model that the client received."""
+        """Store the model that the client received."""
         if self.rho and self.memory == "client":
             self.old.put(client.index, client.round)
 
@@ -79,11 +79,11 @@ class FedLESAM(FederatedMethod):
         return super().aggregate(theta, mean_delta)
 
     def state_dict(self) -> dict[str, Any]:
-        """The old models and who received them."""
+        """Return the old models and the rounds in which clients received them."""
         return {**self.old.state_dict(), "last": torch.empty(0) if self.last is None else self.last}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the old models back."""
+        """Load the old models."""
         self.old.load_state_dict(state_dict)
         last = state_dict["last"]
         self.last = last.to(self.federation.theta) if last.numel() else None

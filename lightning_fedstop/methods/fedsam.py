@@ -26,5 +26,5 @@ class FedSAM(FederatedMethod):
         self.rho = not_negative("rho", rho, self)
 
     def gradient(self, step: LocalStep) -> None:
-        """The gradient at the perturbed point."""
+        """Fill ``step.grad`` with the gradient at the perturbed point."""
         sharpness_aware_gradient(step, self.rho)

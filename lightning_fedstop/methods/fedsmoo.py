@@ -67,7 +67,7 @@ class FedSMOO(FedDyn):
             client.vectors["mu"] = self.federation.states.get("mu", client.index)
 
     def gradient(self, step: LocalStep) -> None:
-        """The gradient at the point that the corrected gradient leads to."""
+        """Fill ``step.grad`` with the gradient at the point that the corrected gradient leads to."""
         gradient = step.backward()
         if not self.rho:
             return
@@ -76,7 +76,10 @@ class FedSMOO(FedDyn):
         step.backward(ascent)
 
     def correct(self, step: LocalStep) -> None:
-        """Add the proximal term and the dual, and update mu_m: not before, for a batch may be skipped until here."""
+        """Add the proximal term and the dual, and update mu_m.
+
+        Not before: a batch may be skipped until here.
+        """
         super().correct(step)
         if self.rho:
             vectors = step.client.vectors
@@ -98,10 +101,10 @@ class FedSMOO(FedDyn):
         return super().aggregate(theta, mean_delta)
 
     def state_dict(self) -> dict[str, Any]:
-        """The server's H and s."""
+        """Return the server's H and s."""
         return {**super().state_dict(), "s": self.s}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take H and s back."""
+        """Load H and s."""
         super().load_state_dict(state_dict)
         self.s = state_dict["s"].to(self.s)

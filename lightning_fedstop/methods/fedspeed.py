@@ -56,7 +56,7 @@ class FedSpeed(FedDyn):
         self.sampled_duals = RunningMean(federation.theta)
 
     def gradient(self, step: LocalStep) -> None:
-        """The mix of the gradients at x and at the perturbed point."""
+        """Fill ``step.grad`` with the mix of gradients at x and the perturbed point."""
         plain = step.backward()
         if not self.rho or not self.mix:
             return

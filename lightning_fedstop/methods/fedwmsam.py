@@ -92,7 +92,7 @@ class FedWMSAM(SCAFFOLD):
         client.vectors["momentum"] = look_ahead
 
     def gradient(self, step: LocalStep) -> None:
-        """The gradient at the point that the momentum points to, in one pass."""
+        """Fill ``step.grad`` with the gradient at the point that the momentum leads to."""
         step.backward(self._perturb(step) if self.rho else None)
 
     def _perturb(self, step: LocalStep) -> Tensor:
@@ -106,12 +106,12 @@ class FedWMSAM(SCAFFOLD):
         return scalar_perturbation(-direction, self.rho, self.federation.tensor_sizes)
 
     def correct(self, step: LocalStep) -> None:
-        """Alpha (g + c - c_m) + (1 - alpha) m."""
+        """Mix: alpha (g + c - c_m) + (1 - alpha) m."""
         super().correct(step)
         step.grad.mul_(self.alpha).add_(self.m, alpha=1 - self.alpha)
 
     def finish(self, client: Client, delta: Tensor, steps: int) -> None:
-        """Update c_m; add the client's direction and its agreement with m to the round's means."""
+        """Update c_m and the round's means of directions and agreements with m."""
         super().finish(client, delta, steps)
         if not client.motion.rests:
             self.directions.add(self._direction(client, delta, steps), client.weight)
@@ -122,14 +122,14 @@ class FedWMSAM(SCAFFOLD):
         self.agreements.add(torch.where(norms > 0, value, 0.0))
 
     def _direction(self, client: Client, delta: Tensor, steps: int) -> Tensor:
-        """The mean v of the client's steps."""
+        """Return the mean v of the client's steps."""
         if client.motion.started_even or "gradient_sum" not in client.vectors:
             return self.control.mean_step(client, delta, steps, self.m)
         gradient = self.control.mean_gradient(client) + client.vectors["correction"]
         return self.alpha * gradient + (1 - self.alpha) * self.m
 
     def uploads(self, client: Client) -> int:
-        """As SCAFFOLD, and the mean gradient where m needs it and c_m is another."""
+        """Count as SCAFFOLD, and the mean gradient where m needs it."""
         return super().uploads(client) + (self.control.update == "option_I" and "gradient_sum" in client.vectors)
 
     def aggregate(self, theta: Tensor, mean_delta: Tensor) -> Tensor:
@@ -142,11 +142,11 @@ class FedWMSAM(SCAFFOLD):
         return super().aggregate(theta, mean_delta)
 
     def state_dict(self) -> dict[str, Any]:
-        """The server's c, m and alpha."""
+        """Return the server's c, m and alpha."""
         return {**super().state_dict(), "m": self.m, "alpha": self.alpha}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take c, m and alpha back."""
+        """Load c, m and alpha."""
         super().load_state_dict(state_dict)
         self.m = state_dict["m"].to(self.m)
         self.alpha = state_dict["alpha"]

@@ -1,4 +1,4 @@
-"""What the released code of the early-stopping paper does differently from the published methods.
+"""Methods as in the released code of the early-stopping paper.
 
 Each class here is a published method with other defaults, to replay the paper's tables::
 

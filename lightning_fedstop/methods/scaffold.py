@@ -59,7 +59,7 @@ class SCAFFOLD(FederatedMethod):
         self.control.finish(client, delta, steps)
 
     def uploads(self, client: Client) -> int:
-        """The update, and the change of c_m where it does not follow from that."""
+        """Count the update, and the change of c_m where it does not follow from that."""
         return self.upload_vectors + self.control.uploads(client)
 
     def aggregate(self, theta: Tensor, mean_delta: Tensor) -> Tensor:
@@ -68,9 +68,9 @@ class SCAFFOLD(FederatedMethod):
         return super().aggregate(theta, mean_delta)
 
     def state_dict(self) -> dict[str, Any]:
-        """The server's c."""
+        """Return the server's c."""
         return self.control.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take c back."""
+        """Load c."""
         self.control.load_state_dict(state_dict)

@@ -1,4 +1,4 @@
-"""The global models that clients received when they last took part, one copy for all clients of a round."""
+"""Global models that clients received last, one copy for all clients of a round."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +9,9 @@ from lightning_fedstop.core.client_states import ClientStates
 
 
 class SharedModels:
-    """Who received which global model last; a model is dropped with the last client that needs it.
+    """Global model that each client received last, one copy a round.
 
+    A model is dropped with the last client that needs it.
     Far fewer models than clients are alive: about (N/M) log M of them, M the clients in a round.
 
     Args:
@@ -24,20 +25,20 @@ class SharedModels:
 
     @property
     def rounds(self) -> set[int]:
-        """The rounds whose model some client still needs."""
+        """Rounds whose model some client still needs."""
         return {round for _, round in self.models.written()}
 
     def get(self, client: int) -> Tensor | None:
-        """The model, shape ``(d,)``, that a client received last; ``None`` if it never took part."""
+        """Return the model that a client received last, shape ``(d,)``, or ``None``."""
         round = self.round_of.get(client)
         return None if round is None else self.models.get("model", round)
 
     def put(self, client: int, round: int) -> None:
-        """Note that a client received the global model in ``round``; counts from :meth:`share` on."""
+        """Note that a client received the global model; counts from :meth:`share` on."""
         self._new.append((client, round))
 
     def share(self, gather: Callable[[list[Any]], list[list[Any]]], model: Tensor) -> None:
-        """End a round in which the noted clients of all processes received ``model``, and drop what nobody needs."""
+        """End a round: store its model for the noted clients, drop what nobody needs."""
         new = [item for part in gather(self._new) for item in part]
         self._new = []
         self.round_of.update(new)
@@ -47,11 +48,11 @@ class SharedModels:
             self.models.pop(("model", round))
 
     def state_dict(self) -> dict[str, Any]:
-        """The models by round, and the clients' rounds."""
+        """Return the models by round, and the clients' rounds."""
         return {"models": self.models.state_dict(), "round_of": dict(self.round_of)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the state of :meth:`state_dict` back."""
+        """Load the state of :meth:`state_dict`."""
         self.models.load_state_dict(state_dict["models"])
         self.round_of = dict(state_dict["round_of"])
         self._new = []

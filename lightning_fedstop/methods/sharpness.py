@@ -1,4 +1,4 @@
-"""What the sharpness-aware methods share: perturbations of a given radius."""
+"""Perturbations of a given radius, shared by the sharpness-aware methods."""
 
 from collections.abc import Sequence
 
@@ -9,21 +9,24 @@ from lightning_fedstop.methods.base import EPSILON, LocalStep, normalized
 
 
 def perturbation(direction: Tensor, rho: float) -> Tensor:
-    """Rho * n(direction): the step of length rho along a direction, shape ``(..., d)``; zero stays zero."""
+    """Return the step of length rho along a direction, shape ``(..., d)``; zero stays zero."""
     return rho * normalized(direction)
 
 
 def sharpness_aware_gradient(step: LocalStep, rho: float) -> None:
-    """Fill ``step.grad`` with g(x + rho * n(g(x))), both on the step's batch; with ``rho=0``, g(x) in one pass."""
+    """Fill ``step.grad`` with g(x + rho * n(g(x))), both on the step's batch.
+
+    With ``rho=0`` it is g(x), in one pass.
+    """
     gradient = step.backward()
     if rho:
         step.backward(perturbation(gradient, rho))
 
 
 def scalar_perturbation(direction: Tensor, rho: float, tensor_sizes: Sequence[int]) -> Tensor:
-    """The released code's rule: tensor ``j`` is moved by one number, made of entry ``j`` of the flat direction.
+    """Perturb tensor ``j`` by one number, as the released code does.
 
-    That is::
+    The number is made of entry ``j`` of the flat direction::
 
         e_j = rho * u[j] / (sum_j |u[j]| + eps)
 

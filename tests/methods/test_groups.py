@@ -8,7 +8,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
 
 from lightning_fedstop.methods import SCAFFOLD, FedGamma, FedWMSAM
-from lightning_fedstop.methods.motion import Motion
+from lightning_fedstop.methods.momentum import Motion
 from lightning_fedstop.records import read_rounds
 from tests.helpers import ToyData, ToyModule
 from tests.methods.problems import same_bits, toy

@@ -15,7 +15,7 @@ from lightning_fedstop.methods import (
     FedSpeed,
     FedWMSAM,
 )
-from lightning_fedstop.methods.motion import momentum_gain
+from lightning_fedstop.methods.momentum import momentum_gain
 from tests.methods.problems import ALL, PARTIAL, convnext, quadratic
 
 EXACT = 0.0

@@ -22,7 +22,7 @@ from lightning_fedstop.methods import (
     LocalStep,
     released_code,
 )
-from lightning_fedstop.methods.motion import momentum_gain
+from lightning_fedstop.methods.momentum import momentum_gain
 from lightning_fedstop.methods.sharpness import scalar_perturbation
 from tests.helpers import ToyData, ToyModule
 from tests.methods.problems import TEN, quadratic, toy

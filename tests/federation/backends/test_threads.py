@@ -26,7 +26,7 @@ from lightning_fedstop.methods import FedAvg
 from lightning_fedstop.models import ImageClassifier
 from tests.helpers import ToyData, ToyModule, bits, fit, flat, make_loop, same
 
-TEN = [name for name in methods.__all__ if name not in ("Client", "FederatedMethod", "Federation", "LocalStep")]
+TEN = [name for name in methods.__all__ if name.startswith(("Fed", "SC")) and name not in dir(methods.base)]
 SIZES = (6, 4, 7, 8, 0, 3, 11)
 
 

@@ -1,4 +1,4 @@
-"""How far a client's local steps move the model along a gradient that stays the same."""
+"""Distance that local steps with momentum move the model along a constant gradient."""
 
 from collections.abc import Sequence
 
@@ -10,9 +10,10 @@ Rates = Sequence[tuple[float, float]]
 
 
 def momentum_gain(steps: float, momentum: float) -> float:
-    """S(K, mu): how far K heavy-ball steps of a constant gradient move, in units of lr * gradient.
+    """Distance S(K, mu) of K heavy-ball steps along a constant gradient.
 
-    S(K, mu) = [K - mu (1 - mu^K) / (1 - mu)] / (1 - mu), with S(K, 0) = K and S(K, 1) = K (K + 1) / 2.
+    In units of ``lr * gradient``, S(K, mu) = [K - mu (1 - mu^K) / (1 - mu)] / (1 - mu),
+    with S(K, 0) = K and S(K, 1) = K (K + 1) / 2.
 
     >>> momentum_gain(5, 0.0), round(momentum_gain(5, 0.9), 4)
     (5.0, 13.1441)
@@ -25,7 +26,7 @@ def momentum_gain(steps: float, momentum: float) -> float:
 
 
 class Motion:
-    """Distance that a constant gradient of 1 moves the model in a client's steps, for each parameter group.
+    """Distance that a constant gradient of 1 moves each parameter group.
 
     The k-th step of SGD with heavy-ball momentum moves the numbers of a group by ``-lr_k b_k``, with
     ``b_k = momentum_k b_{k-1} + 1``. With one rate and one momentum, K steps come to ``lr S(K, momentum)``.
@@ -75,16 +76,16 @@ class Motion:
 
     @property
     def is_even(self) -> bool:
-        """One rate and one momentum hold for all that moves, in all steps up to the next, and it is SGD."""
+        """Whether all steps are SGD with one rate and one momentum for all that moves."""
         return self._is_same and self.is_sgd
 
     @property
     def rests(self) -> bool:
-        """All rates are 0, so that nothing moves."""
+        """Whether all rates are 0, so that nothing moves."""
         return not any(self._totals[group] or self._rates[group][0] for group in self._moving)
 
     def distance(self, steps: int, like: Tensor) -> float | Tensor:
-        """The distance of the steps so far; a tensor where groups differ.
+        """Return the distance of the steps so far; a tensor where groups differ.
 
         Args:
             steps: K, their number.
@@ -99,13 +100,13 @@ class Motion:
         return self._spread(self._distances, like)
 
     def mean_lr(self, like: Tensor) -> float | Tensor:
-        """The mean learning rate of the steps so far, in the form of :meth:`distance`."""
+        """Return the mean learning rate so far, in the form of :meth:`distance`."""
         if self._is_same:
             return self._first[0]
         return self._spread([total / max(1, self.steps) for total in self._totals], like)
 
     def _spread(self, values: Sequence[float], like: Tensor) -> float | Tensor:
-        """A value for each number of the vector, of one for each group."""
+        """Repeat each group's value over its numbers of the vector."""
         different = {values[group] for group in self._moving}
         if len(different) == 1:
             return different.pop()
