@@ -21,7 +21,7 @@ yaml.SafeDumper.add_multi_representer(StrEnum, lambda dumper, word: dumper.repre
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc,unused-ignore]
-    """Loader of plain YAML that refuses repeated keys, of which YAML would silently take the last."""
+    """Loader of plain YAML that refuses repeated keys: YAML would silently take the last."""
 
     def compose_mapping_node(self, anchor: Any) -> Any:
         """Compose one mapping; here no merged keys (`<<: *base`) are written into it yet."""
@@ -78,7 +78,7 @@ def _config_values(args: list[str]) -> list[str]:
 
 
 def _check_size(content: Any) -> None:
-    """Refuse anchors that hold themselves, which JSON refuses too, or stand for too many values."""
+    """Refuse anchors that hold themselves (JSON refuses them too) or stand for too many values."""
     for count, _ in enumerate(json.JSONEncoder(default=str).iterencode(content)):
         if count > 4 * MAX_VALUES:  # with the commas and brackets between them
             raise ValueError(f"its anchors stand for more than {MAX_VALUES} values")
@@ -102,7 +102,7 @@ def _check_shape(where: str, content: Any) -> None:
 
 
 def _check_classes(where: str, value: Any) -> None:
-    """Refuse, at any depth, a class's configuration of another form, for which the parser has no words."""
+    """Refuse, at any depth, malformed class configurations, for which the parser has no words."""
     if isinstance(value, dict) and "class_path" in value:
         for key in value:
             if key not in CLASS_KEYS:
@@ -118,7 +118,7 @@ def _check_classes(where: str, value: Any) -> None:
 
 
 def is_named(section: str, args: list[str], contents: list[Any]) -> bool:
-    """Whether the command line, or a configuration that it names, says anything of a section.
+    """Test for a section on the command line or in a configuration that it names.
 
     >>> is_named("model", ["fit", "--model.lr", "0.1"], []), is_named("model", ["fit"], [{"fit": {"model": {}}}])
     (True, True)

@@ -1,4 +1,4 @@
-"""One sentence for an exception, where what the user gave is wrong."""
+"""One sentence for an exception about what the user gave."""
 
 import traceback
 
@@ -7,11 +7,11 @@ _OWN_FOLDERS = ("/lightning_fedstop/", "/lightning/pytorch/callbacks/")
 _USUAL = (ValueError, TypeError, OSError, RuntimeError, ImportError, MemoryError)
 
 
-def sentence_of(error: Exception) -> str | None:
-    """The sentence to print for an error in what the user gave; ``None`` for any other, which keeps its traceback.
+def user_sentence(error: Exception) -> str | None:
+    """Sentence for an error in what the user gave, or ``None``, which keeps the traceback.
 
-    That is: what model, data, callbacks or loop refuse while they are built, what fails while data or modules are set
-    up, and what this package or Lightning refuses with a sentence later on.
+    Such errors are: what model, data, callbacks or loop refuse while they are built, what fails while data or modules
+    are set up, and what this package or Lightning refuses with a sentence later on.
     """
     while str(error).startswith("Call to compute_fn of link") and isinstance(error.__cause__, Exception):
         error = error.__cause__
@@ -36,7 +36,7 @@ def sentence_of(error: Exception) -> str | None:
 
 
 def _is_raised_by_us(frames: traceback.StackSummary) -> bool:
-    """Whether a ``raise`` of this package or of Lightning's callbacks ends a traceback: a refusal, and no mistake."""
+    """Test for a ``raise`` of this package or Lightning's callbacks at the end: a refusal, no mistake."""
     last = frames[-1] if frames else None
     if last is None or not any(folder in last.filename.replace("\\", "/") for folder in _OWN_FOLDERS):
         return False

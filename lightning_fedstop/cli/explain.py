@@ -37,7 +37,7 @@ class _Innermost(NamedTuple):
 
 
 def explain(message: str, parser: argparse.ArgumentParser) -> str:
-    """Put an error message of jsonargparse into one sentence, with a hint where a name is unknown.
+    """Shorten a message of jsonargparse to one sentence, with a hint for unknown names.
 
     Args:
         message: The message, several lines with one level of nesting for each level of keys.
@@ -70,7 +70,7 @@ def explain(message: str, parser: argparse.ArgumentParser) -> str:
 
 
 def _innermost(message: str) -> _Innermost:
-    """Find the deepest reason with the keys and the class above it, and the reasons beside it."""
+    """Find the deepest reason, the keys and class above it, and the reasons beside it."""
     lines = [(len(line) - len(line.lstrip(" -")), line.lstrip(" -")) for line in message.splitlines() if line.strip()]
     told = [n for n, (_, text) in enumerate(lines) if not _AROUND.match(text)]
     if not told:

@@ -40,7 +40,7 @@ sys.modules.setdefault("released_code", import_module("lightning_fedstop.methods
 
 
 class FedStopParser(LightningArgumentParser):
-    """Says in one sentence which key of a configuration is wrong and what exists."""
+    """Parser that names a wrong key in one sentence, with what exists."""
 
     commands: Mapping[str, LightningArgumentParser] = {}
 
@@ -49,7 +49,7 @@ class FedStopParser(LightningArgumentParser):
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Exit with code 2 after one sentence on stderr, or raise where the caller handles errors itself."""
+        """Exit with code 2 after one sentence, or raise where the caller handles errors."""
         if not self.exit_on_error:
             super().error(message, ex)
         # A whole configuration is checked by the parser of all commands, which does not know the keys of each.
@@ -59,7 +59,7 @@ class FedStopParser(LightningArgumentParser):
 
 
 class RunConfigCallback(SaveConfigCallback):
-    """Saves the configuration in the run's version folder, as one that can be run again.
+    """Writer of a configuration that can be run again into the run's version folder.
 
     A run that is continued in its folder leaves the first ``config.yaml`` as it is and writes ``config_1.yaml``.
     """
@@ -90,7 +90,7 @@ class RunConfigCallback(SaveConfigCallback):
 
 
 class FedStopCLI(LightningCLI):
-    """The ``fit``, ``validate`` and ``test`` commands, with the habits of ``LightningCLI``.
+    """Commands ``fit``, ``validate`` and ``test``, with the habits of ``LightningCLI``.
 
     ``--model`` and ``--data`` take any class; :class:`~lightning_fedstop.models.ImageClassifier` and
     :class:`~lightning_fedstop.data.MedMNIST` are the defaults. ``--trainer`` is a
@@ -138,7 +138,7 @@ class FedStopCLI(LightningCLI):
             self.parser.commands = self._subcommand_parsers
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
-        """Build a command's parser, empty if it is another one's turn: each takes a tenth of a second."""
+        """Build a command's parser, empty for other commands: each takes a tenth of a second."""
         if self._command in (None, subcommand):
             return super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         self._subcommand_method_arguments[subcommand] = []
@@ -146,7 +146,7 @@ class FedStopCLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """The methods of the loop that are commands, with the arguments that are built from the configuration."""
+        """Methods of the loop that are commands, with the arguments built from the configuration."""
         return {name: {"model", "datamodule"} for name in ("fit", "validate", "test")}
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -157,9 +157,9 @@ class FedStopCLI(LightningCLI):
         parser.add_lightning_class_args(self._model_class, "model", subclass_mode=self.subclass_mode_model)
         parser.add_lightning_class_args(self._datamodule_class, "data", subclass_mode=self.subclass_mode_data)
         if self._model_class is LightningModule:
-            parser.set_defaults({"model": {"class_path": _path_of(ImageClassifier)}})
+            parser.set_defaults({"model": {"class_path": _import_path(ImageClassifier)}})
         if self._datamodule_class is LightningDataModule:
-            parser.set_defaults({"data": {"class_path": _path_of(MedMNIST)}})
+            parser.set_defaults({"data": {"class_path": _import_path(MedMNIST)}})
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Link what the data knows to the model."""
@@ -170,7 +170,7 @@ class FedStopCLI(LightningCLI):
                 )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse what was given; a class that replaces another one starts from its own defaults."""
+        """Parse the arguments; a class that replaces another starts from its own defaults."""
         if isinstance(args, (dict, Namespace)):
             self.model_is_named = any("model" in part for part in (args, *args.values()) if isinstance(part, dict))
             with self._own_defaults():
@@ -185,7 +185,7 @@ class FedStopCLI(LightningCLI):
         return own_defaults(f"{self.parser.prog} {self._command or ''}".strip())
 
     def _parse_ckpt_path(self) -> None:
-        """Take over the model's hyperparameters from the checkpoint where it says of which class they are.
+        """Take the model's hyperparameters from a checkpoint that names their class.
 
         Not where a model to train on was named: what differs in the checkpoint is then named on loading, and refused.
         """
@@ -208,7 +208,7 @@ class FedStopCLI(LightningCLI):
         self.parser.add_instantiator(self.errors.wrap(build_plainly), object, subclasses=True)
 
     def instantiate_classes(self) -> None:
-        """Build data, model, callbacks and loop; what one of them refuses is raised as it is."""
+        """Build data, model, callbacks and loop; a refusal is raised as it is."""
         with self.errors.unwrapped():
             super().instantiate_classes()
 
@@ -234,5 +234,5 @@ class FedStopCLI(LightningCLI):
         super()._set_seed()
 
 
-def _path_of(cls: type) -> str:
+def _import_path(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"

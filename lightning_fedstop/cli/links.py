@@ -1,4 +1,4 @@
-"""What the model takes from the data module, and how both are built from a configuration."""
+"""Links from the data module to the model, and how both are built."""
 
 import inspect
 import warnings
@@ -14,13 +14,13 @@ from lightning.pytorch.cli import LightningCLI, _InstantiatorFn, instantiate_cla
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
-from lightning_fedstop.cli.names import parameters_of, resolved
+from lightning_fedstop.cli.names import all_parameters, resolved
 
 DATA_LINKS = ("num_classes", "in_chans")
 
 
 def linked_value(cli: LightningCLI, name: str) -> Callable[[LightningDataModule], Any]:
-    """The function that computes the model's argument ``name`` from the data module.
+    """Make the function that computes the model's argument ``name`` from the data.
 
     A value given for the model that is not the default of its class stands. Otherwise the data module's attribute of
     this name counts, if it has one.
@@ -50,17 +50,17 @@ def linked_value(cli: LightningCLI, name: str) -> Callable[[LightningDataModule]
 
 
 def is_given(class_path: str, name: str, value: Any) -> bool:
-    """Whether ``value`` is the user's: neither missing nor the default of the class."""
+    """Test for a value of the user: neither missing nor the class's default."""
     return value is not None and value != _default(class_path, name)
 
 
 def _default(class_path: str, name: str) -> Any:
-    parameter = parameters_of(resolve_name(class_path)).get(name)
+    parameter = all_parameters(resolve_name(class_path)).get(name)
     return None if parameter is None else parameter.default
 
 
 class Instantiator:
-    """Builds the model or the data module so that ``load_from_checkpoint`` can build it again.
+    """Builder of a model or data module that ``load_from_checkpoint`` can build again.
 
     Lightning's own does so, but for a class inside (a data module that is wrapped) records the hyperparameters of the
     outer class, and for a class without a linked argument records that one too.
@@ -84,7 +84,7 @@ class Instantiator:
 
 
 def refuse_without_clients(datamodule_class: Any) -> None:
-    """Say how to federate a data module that is not a federation, before the model asks for what it lacks.
+    """Refuse a data module without clients, and say how to federate it.
 
     Raises:
         MisconfigurationException: If the class has no ``client_dataloader``.
@@ -97,14 +97,14 @@ def refuse_without_clients(datamodule_class: Any) -> None:
 
 
 class ErrorKeeper:
-    """Wraps instantiators to keep the first error, which jsonargparse hides in a list of all that it tried."""
+    """Keeper of the first error of instantiators, which jsonargparse hides in a list."""
 
     def __init__(self, cli: LightningCLI) -> None:
         self.cli = cli
         self.error: Exception | None = None
 
     def wrap(self, build: Callable[..., Any]) -> Callable[..., Any]:
-        """An instantiator that does as ``build`` does."""
+        """Wrap an instantiator to keep its error."""
 
         @wraps(build)
         def keeping(class_type: Any, *args: Any, **kwargs: Any) -> Any:
@@ -112,7 +112,7 @@ class ErrorKeeper:
                 return build(class_type, *args, **kwargs)
             except Exception as error:
                 if self.error is None:
-                    key = key_of(self.cli, class_type, kwargs)
+                    key = config_key(self.cli, class_type, kwargs)
                     self.error = at_place(error, key, getattr(class_type, "__name__", ""))
                 raise
 
@@ -120,7 +120,7 @@ class ErrorKeeper:
 
     @contextmanager
     def unwrapped(self) -> Iterator[None]:
-        """Raise the error that was kept instead of the one that tells of all attempts."""
+        """Raise the kept error instead of the list of all attempts."""
         try:
             yield
         except Exception:
@@ -130,14 +130,14 @@ class ErrorKeeper:
 
 
 def at_place(error: Exception, key: str, class_name: str) -> Exception:
-    """The same error, with the key and the class of the configuration at which it arose."""
+    """Attach the key and the class of the configuration at which an error arose."""
     if not hasattr(error, "config_place"):
         error.config_place = (key, class_name)  # type: ignore[attr-defined]
     return error
 
 
-def key_of(cli: LightningCLI, class_type: Any, arguments: dict[str, Any]) -> str:
-    """Where the configuration names a class: of several places, one whose plain arguments are these."""
+def config_key(cli: LightningCLI, class_type: Any, arguments: dict[str, Any]) -> str:
+    """Key at which the configuration names a class, by its plain arguments if several do."""
     config = cli.config[cli.subcommand] if getattr(cli, "subcommand", None) else cli.config
     places = [(key, given) for key, path, given in _classes_in(config.as_dict(), "") if resolved(path) is class_type]
     for key, given in places:
@@ -158,7 +158,7 @@ def _classes_in(value: Any, key: str) -> Iterator[tuple[str, str, dict[str, Any]
 
 
 def check_optimizer(cli: LightningCLI) -> None:
-    """Try the optimizer and the scheduler of the command line on one number, before anything is trained.
+    """Try the optimizer and scheduler of the command line on one number.
 
     Raises:
         ValueError: for a scheduler without an optimizer, or with what the class has against its arguments.
@@ -191,5 +191,5 @@ def _at(key: str, config: dict[str, Any]) -> Iterator[None]:
 
 
 def build_plainly(class_type: Any, *args: Any, **kwargs: Any) -> Any:
-    """An instantiator for everything else."""
+    """Build an object of any other class."""
     return class_type(*args, **kwargs)

@@ -2,17 +2,10 @@
 
 import os
 import sys
-from collections.abc import Callable
 from difflib import get_close_matches
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from pkgutil import resolve_name
 
 from lightning_fedstop.__about__ import __version__
-
-if TYPE_CHECKING:
-    from lightning_fedstop.cli.fit import FedStopCLI
-
-__all__ = ["FedStopCLI", "main"]
 
 TRAINING_COMMANDS = {
     "fit": "train a federation until it stops",
@@ -73,17 +66,11 @@ def main(args: list[str] | None = None) -> None:
         raise SystemExit(2)
 
 
-def _load(path: str) -> Callable[[list[str]], Any]:
-    module, _, name = path.partition(":")
-    loaded: Callable[[list[str]], Any] = getattr(import_module(module), name)
-    return loaded
-
-
 def _guarded(path: str, argv: list[str], prog: str, debug: bool) -> None:
-    """Run a command; turn an error in what the user gave into one sentence and exit code 2."""
+    """Run a command; an error in what the user gave ends it with one sentence."""
     command = prog.rpartition(" ")[2]
     try:
-        _load(path)(argv)
+        resolve_name(path)(argv)
     except KeyboardInterrupt as error:
         if debug:
             _print_traceback(error)
@@ -96,9 +83,9 @@ def _guarded(path: str, argv: list[str], prog: str, debug: bool) -> None:
             _print_traceback(error.__cause__)
         raise
     except Exception as error:
-        from lightning_fedstop.cli.errors import sentence_of
+        from lightning_fedstop.cli.errors import user_sentence
 
-        sentence = sentence_of(error)
+        sentence = user_sentence(error)
         if sentence is None:
             raise
         if debug:
@@ -129,11 +116,3 @@ def _usage() -> str:
             "version, and `--debug` adds the traceback to an error.",
         ]
     )
-
-
-def __getattr__(name: str) -> Any:
-    if name == "FedStopCLI":
-        from lightning_fedstop.cli.fit import FedStopCLI
-
-        return FedStopCLI
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

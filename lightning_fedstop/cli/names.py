@@ -1,4 +1,4 @@
-"""The classes and arguments that a configuration may name."""
+"""Classes and arguments that a configuration may name."""
 
 import inspect
 from collections.abc import Iterable, Iterator
@@ -24,14 +24,14 @@ _NOT_GIVEN = ("self", "params", "optimizer")
 
 
 def shown(value: Any) -> str:
-    """A value of a configuration as YAML has it, shortened."""
+    """Write a value of a configuration as YAML does, shortened."""
     names = {None: "null", True: "true", False: "false"}
     text = names[value] if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def parameters_of(target: Any) -> dict[str, inspect.Parameter]:
-    """The parameters of a class or function, with those a class passes on to its parents by ``**kwargs``."""
+def all_parameters(target: Any) -> dict[str, inspect.Parameter]:
+    """Parameters of a class or function, with those passed to parents by ``**kwargs``."""
     found: dict[str, inspect.Parameter] = {}
     for owner in target.__mro__ if inspect.isclass(target) else [target]:
         function: Any = owner.__init__ if inspect.isclass(owner) else owner
@@ -45,7 +45,7 @@ def parameters_of(target: Any) -> dict[str, inspect.Parameter]:
 
 
 def resolved(path: str) -> Any:
-    """The object that an import path stands for, or ``None``."""
+    """Object of an import path, or ``None``."""
     try:
         return resolve_name(path)
     except (ImportError, AttributeError, ValueError):
@@ -53,20 +53,20 @@ def resolved(path: str) -> Any:
 
 
 def argument_names(target: Any) -> list[str]:
-    """The arguments that a configuration can give to a class."""
-    return [] if target is None else [name for name in parameters_of(target) if name not in _NOT_GIVEN]
+    """Arguments that a configuration can give to a class."""
+    return [] if target is None else [name for name in all_parameters(target) if name not in _NOT_GIVEN]
 
 
 def class_names(bases: Iterable[Any], taking: str | None = None) -> list[str]:
-    """The names that a configuration can give in place of some classes, this package's first.
+    """Names of the classes below some bases, this package's first.
 
     Args:
-        bases: The classes; what is none has no names.
+        bases: The bases; what is no class has no names.
         taking: An argument that the classes must take.
     """
     found: list[type] = [sub for base in bases if isinstance(base, type) for sub in _concrete_subclasses(base)]
     if taking is not None:
-        found = [sub for sub in found if taking in parameters_of(sub)]
+        found = [sub for sub in found if taking in all_parameters(sub)]
     ordered = sorted(found, key=lambda sub: (not _is_own(sub), sub.__name__.startswith("Released"), sub.__name__))
     return list(dict.fromkeys(sub.__name__ for sub in ordered))
 

@@ -10,12 +10,12 @@ from unittest.mock import patch
 from jsonargparse import _typehints
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from lightning_fedstop.cli.names import parameters_of, resolved, shown
+from lightning_fedstop.cli.names import all_parameters, resolved, shown
 
 
 @contextmanager
 def own_defaults(prog: str) -> Iterator[None]:
-    """Within the block, let parsers drop all arguments of a class that another class replaces.
+    """Drop, within the block, all arguments of a class that another class replaces.
 
     Afterwards a line on stderr names what was dropped, unless the block ends in an error. jsonargparse itself keeps the
     arguments that the new class accepts too, and drops the others without a word; it has no setting for this, so its
@@ -59,7 +59,7 @@ def _say(prog: str, notes: list[str]) -> None:
 
 
 def _default(cls: Any, name: str) -> Any:
-    parameter = parameters_of(cls).get(name) if cls is not None else None
+    parameter = all_parameters(cls).get(name) if cls is not None else None
     return inspect.Parameter.empty if parameter is None else parameter.default
 
 

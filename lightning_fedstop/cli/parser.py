@@ -1,4 +1,4 @@
-"""What the parsers of commands that do not train share."""
+"""The parser of commands that do not train, with the options some share."""
 
 import argparse
 import sys
@@ -19,12 +19,17 @@ NAMED_COLUMNS = (
 
 
 class SentenceParser(argparse.ArgumentParser):
-    """Says in one sentence what is wrong, without the usage."""
+    """Parser that says in one sentence what is wrong, without the usage."""
 
     def error(self, message: str) -> NoReturn:
         """Exit with code 2 after one sentence."""
         sys.stderr.write(f"{self.prog}: error: {message.rstrip('.')}; see `{self.prog} --help`.\n")
         raise SystemExit(2)
+
+
+def print_note(prog: str, text: str) -> None:
+    """Print a note on stderr, after the name of the command."""
+    sys.stderr.write(f"{prog}: note: {text.removesuffix('.')}.\n")
 
 
 def add_table_options(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +46,7 @@ def add_table_options(parser: argparse.ArgumentParser) -> None:
 
 
 def column_names(pairs: Sequence[str]) -> dict[str, str]:
-    """Our name of a column -> its name in the files, from the option's ``OURS=THEIRS``.
+    """Map our names of columns to those in the files, from ``OURS=THEIRS``.
 
     Raises:
         ValueError: If a pair is none, or names a column that is not ours or was named before.

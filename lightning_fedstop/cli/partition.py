@@ -13,14 +13,14 @@ from lightning_fedstop.utilities.paths import local_path
 
 
 class PartitionCLI(FedStopCLI):
-    """Reads the configuration of a run and builds its data module, but neither model nor loop."""
+    """Reader of a run's configuration that builds its data module alone."""
 
     def __init__(self, args: list[str]) -> None:
         description = "Print how many samples of which class each client has, and draw a picture of it."
         super().__init__(args, run=False, parser_kwargs={"prog": "fedstop partition", "description": description})
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add what this command takes, and what the saved configuration of a run has besides."""
+        """Add the options of this command, and those that a saved configuration has."""
         super().add_arguments_to_parser(parser)
         parser.add_argument(
             "--picture",
@@ -40,7 +40,7 @@ class PartitionCLI(FedStopCLI):
 
 
 def main(argv: list[str]) -> None:
-    """Print the partition of a configuration, draw it, and save it if that was asked for."""
+    """Print and draw the partition of a configuration, and save it on request."""
     cli = PartitionCLI(argv)
     datamodule = cli.datamodule
     if not isinstance(datamodule, FederatedDataModule):

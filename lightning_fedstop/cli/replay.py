@@ -11,10 +11,10 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
-from lightning_fedstop.cli.parser import add_table_options, column_names
+from lightning_fedstop.cli.parser import SentenceParser, add_table_options, column_names, print_note
 from lightning_fedstop.records.reader import ROUNDS_FILE, Record, read_records
 from lightning_fedstop.records.replay import RULES, SHIFTS, VARIANTS, Stop, replay_table
 from lightning_fedstop.utilities.paths import local_path
@@ -36,12 +36,6 @@ A stop_round of "-" says that the rule does not end the run within its record; s
 record ends before the budget does."""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """One sentence, without the usage."""
-        _fail(message)
-
-
 def main(argv: list[str]) -> None:
     """Replay records and print the table.
 
@@ -49,43 +43,32 @@ def main(argv: list[str]) -> None:
         argv: The arguments after ``fedstop replay``.
 
     Raises:
-        SystemExit: With code 2, after one sentence on stderr, for an error in the arguments or the records.
+        SystemExit: With code 2, after one sentence on stderr, for an error in the arguments.
+        ValueError, OSError: For an error in the records, or a file that cannot be written.
     """
     args = _parser().parse_args(argv)
-    try:
-        columns = column_names(args.column)
-        records = read_records(args.run, columns, args.zero_based, args.budget, say=_note)
-        for record in records:
-            for note in record.notes:
-                _note(f"{record.name}: {note}")
-        stops = replay_table(
-            records,
-            args.rule,
-            args.threshold,
-            args.patience,
-            args.min_rounds,
-            args.variant,
-            args.shift,
-            args.check_every_n_rounds,
-        )
-        for record in records:
-            own = [stop for stop in stops if stop.run == record.name]
-            if record.config and own and all(stop.accuracy is None for stop in own):
-                _note(f"{record.name}: no test accuracy in it; `check_test_every_n_round: 1` records it in each round")
-        out = None if args.out is None else local_path(args.out, "--out")
-        chosen = args.format or ("table" if out is None else _FORMAT_OF_SUFFIX.get(out.suffix.lower(), "table"))
-        text = FORMATS[chosen](stops)
-        if out is not None:
-            _write(out, text, args.run, records)
-    except (ValueError, TypeError, OSError) as error:
-        reason = f"{error.strerror}: {error.filename!r}" if isinstance(error, OSError) and error.strerror else None
-        _fail(reason or str(error), error)
-    if args.out is None:
+    note = partial(print_note, _PROG)
+    records = read_records(args.run, column_names(args.column), args.zero_based, args.budget, say=note)
+    for record in records:
+        for text in record.notes:
+            note(f"{record.name}: {text}")
+    rules = (args.rule, args.threshold, args.patience, args.min_rounds, args.variant, args.shift)
+    stops = replay_table(records, *rules, args.check_every_n_rounds)
+    for record in records:
+        own = [stop for stop in stops if stop.run == record.name]
+        if record.config and own and all(stop.accuracy is None for stop in own):
+            note(f"{record.name}: no test accuracy in it; `check_test_every_n_round: 1` records it in each round")
+    out = None if args.out is None else local_path(args.out, "--out")
+    chosen = args.format or ("table" if out is None else _FORMAT_OF_SUFFIX.get(out.suffix.lower(), "table"))
+    text = FORMATS[chosen](stops)
+    if out is None:
         _print(text)
+    else:
+        _write(out, text, args.run, records)
 
 
 def as_csv(stops: Sequence[Stop]) -> str:
-    """All digits; an empty field for what is not known."""
+    """Write comma-separated values with all digits; unknown fields are empty."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -96,7 +79,7 @@ def as_csv(stops: Sequence[Stop]) -> str:
 
 
 def as_table(stops: Sequence[Stop]) -> str:
-    """Aligned columns, rounded."""
+    """Write aligned columns, rounded."""
     rows = [list(COLUMNS), *_rounded(stops)]
     widths = [max(len(row[n]) for row in rows) for n in range(len(COLUMNS))]
     aligned = [
@@ -106,14 +89,14 @@ def as_table(stops: Sequence[Stop]) -> str:
 
 
 def as_markdown(stops: Sequence[Stop]) -> str:
-    """A table of GitHub's Markdown, rounded."""
+    """Write a table of GitHub's Markdown, rounded."""
     rules = ["---", "---", *["---:"] * (len(COLUMNS) - 2)]
     rows = [list(COLUMNS), rules, *([text.replace("|", "\\|") for text in row] for row in _rounded(stops))]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def as_latex(stops: Sequence[Stop]) -> str:
-    """A ``tabular`` with the rules of the package booktabs, rounded."""
+    """Write a ``tabular`` with the rules of booktabs, rounded."""
     rows = [" & ".join("".join(_LATEX.get(c, c) for c in text) for text in row) for row in _rounded(stops)]
     header = " & ".join(name.replace("_", " ") for name in COLUMNS)
     lines = [
@@ -160,7 +143,7 @@ def _is_unknown(value: float | None) -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = SentenceParser(
         prog=_PROG,
         description=_DESCRIPTION,
         epilog=_EPILOG,
@@ -168,39 +151,32 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
+    number, count = _numeric(float, "a number"), _numeric(int, "a whole number")
     add("run", nargs="+", metavar="RUN", help="version folders, folders above some, or CSV files; before the options")
-    add("--threshold", type=_number, nargs="+", default=[0.01], metavar="TAU", help="thresholds (default 0.01)")
-    add("--patience", type=_count, nargs="+", default=[10], metavar="RHO", help="patiences (default 10)")
+    add("--threshold", type=number, nargs="+", default=[0.01], metavar="TAU", help="thresholds (default 0.01)")
+    add("--patience", type=count, nargs="+", default=[10], metavar="RHO", help="patiences (default 10)")
     add("--rule", nargs="+", choices=RULES, metavar="RULE", help=f"{', '.join(RULES)} (default: all that are recorded)")
     add("--format", choices=FORMATS, help="by default by the name of --out (.csv, .md, .tex), else a table")
     add("--out", metavar="FILE", help="write to a file instead of the screen")
-    add("--budget", type=_count, metavar="R", help="rounds allowed, instead of those of the run's configuration")
-    add("--min_rounds", type=_count, default=0, metavar="R", help="no stop before this round (default 0)")
+    add("--budget", type=count, metavar="R", help="rounds allowed, instead of those of the run's configuration")
+    add("--min_rounds", type=count, default=0, metavar="R", help="no stop before this round (default 0)")
     every = "rounds between checks of the rule task_vector (default 1)"
-    add("--check_every_n_rounds", type=_count, default=1, metavar="N", help=every)
+    add("--check_every_n_rounds", type=count, default=1, metavar="N", help=every)
     add("--variant", choices=VARIANTS, default="paper", help="of the rule task_vector (default paper)")
     add("--shift", choices=SHIFTS, default="mean_vector", help="of the rule consensus (default mean_vector)")
     add_table_options(parser)
     return parser
 
 
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(_no_number(text, "a number")) from None
+def _numeric(kind: Callable[[str], float], words: str) -> Callable[[str], float]:
+    def parsed(text: str) -> float:
+        try:
+            return kind(text)
+        except ValueError:
+            hint = "; runs come before the options" if os.path.exists(text) else ""
+            raise argparse.ArgumentTypeError(f"must be {words}, got {text!r}{hint}") from None
 
-
-def _count(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(_no_number(text, "a whole number")) from None
-
-
-def _no_number(text: str, kind: str) -> str:
-    hint = "; runs come before the options" if os.path.exists(text) else ""
-    return f"must be {kind}, got {text!r}{hint}"
+    return parsed
 
 
 def _write(path: Path, text: str, given: Sequence[str], records: Sequence[Record]) -> None:
@@ -217,12 +193,3 @@ def _print(text: str) -> None:
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _note(text: str) -> None:
-    sys.stderr.write(f"{_PROG}: note: {text}{'' if text.endswith('.') else '.'}\n")
-
-
-def _fail(message: str, cause: Exception | None = None) -> NoReturn:
-    sys.stderr.write(f"{_PROG}: error: {' '.join(message.split())}{'' if message.endswith('.') else '.'}\n")
-    raise SystemExit(2) from cause

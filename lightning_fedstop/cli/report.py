@@ -34,7 +34,7 @@ def _listed(name: str, values: tuple[float, ...]) -> str:
 
 
 def main(argv: list[str]) -> None:
-    """Read the runs, write the page and its figures, and say where they are."""
+    """Read the runs, write the page with its figures, and print their paths."""
     args = _parser().parse_args(argv)
     notes: list[str] = []
     records = read_records(args.runs, column_names(args.column), args.zero_based, say=notes.append)

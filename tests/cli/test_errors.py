@@ -1,7 +1,7 @@
 import pytest
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lightning_fedstop.cli.errors import sentence_of
+from lightning_fedstop.cli.errors import user_sentence
 from lightning_fedstop.cli.explain import explain
 from lightning_fedstop.cli.fit import FedStopParser
 from lightning_fedstop.cli.main import main
@@ -230,14 +230,14 @@ def refuse_as_lightning():
 
 
 def test_only_what_this_package_refuses_is_a_sentence_once_it_runs():
-    assert sentence_of(as_if_running(as_skew, 3)).startswith("`skew` must be a Skew")
-    assert sentence_of(as_if_running(lambda: None + 1)) is None
-    assert sentence_of(as_if_running(as_skew, {}, 1)) is None
-    assert sentence_of(as_if_running({}.__getitem__, "key")) is None
-    assert sentence_of(as_if_running(refuse_as_lightning)) == "no monitor."
+    assert user_sentence(as_if_running(as_skew, 3)).startswith("`skew` must be a Skew")
+    assert user_sentence(as_if_running(lambda: None + 1)) is None
+    assert user_sentence(as_if_running(as_skew, {}, 1)) is None
+    assert user_sentence(as_if_running({}.__getitem__, "key")) is None
+    assert user_sentence(as_if_running(refuse_as_lightning)) == "no monitor."
 
 
 def test_everything_that_is_refused_before_it_runs_is_a_sentence():
-    assert sentence_of(raised("raise ValueError('first\\nsecond')", "users_module")) == "first second."
-    assert sentence_of(raised("raise OSError()", "users_module")) == "OSError."
-    assert sentence_of(raised("{}['key']", "users_module")) is None
+    assert user_sentence(raised("raise ValueError('first\\nsecond')", "users_module")) == "first second."
+    assert user_sentence(raised("raise OSError()", "users_module")) == "OSError."
+    assert user_sentence(raised("{}['key']", "users_module")) is None

@@ -10,7 +10,8 @@ import pytest
 import torch
 import yaml
 
-from lightning_fedstop.cli.main import OTHER_COMMANDS, TRAINING_COMMANDS, FedStopCLI, main
+from lightning_fedstop.cli import FedStopCLI
+from lightning_fedstop.cli.main import OTHER_COMMANDS, TRAINING_COMMANDS, main
 from lightning_fedstop.data import DirichletSkew
 from lightning_fedstop.models import ImageClassifier
 from tests import cli_classes

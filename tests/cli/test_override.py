@@ -3,7 +3,8 @@
 import pytest
 import yaml
 
-from lightning_fedstop.cli.main import FedStopCLI, main
+from lightning_fedstop.cli import FedStopCLI
+from lightning_fedstop.cli.main import main
 from tests.cli_tools import USER
 
 BASE = """
