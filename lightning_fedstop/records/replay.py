@@ -8,7 +8,6 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from lightning_fedstop.records.reader import Record
 from lightning_fedstop.stopping.criteria.consensus import SHIFTS
@@ -199,7 +198,7 @@ def _check(threshold: float, patience: int, min_rounds: int, variant: str, shift
     one_of("shift", shift, SHIFTS)
 
 
-def _criterion(rule: str, threshold: float, patience: int, min_rounds: int, variant: str, shift: str) -> Criterion[Any]:
+def _criterion(rule: str, threshold: float, patience: int, min_rounds: int, variant: str, shift: str) -> Criterion:
     criteria = criteria_of_rules()
     kind = criteria[one_of("rule", rule, list(criteria))]
     return kind.for_rule(rule, threshold, patience, min_rounds, variant=variant, shift=shift)
@@ -213,7 +212,7 @@ def _has_values(record: Record, column: str) -> bool:
     return column in record.unreadable or (column in record.columns and bool(record.measured(column)[0]))
 
 
-def _rows(record: Record, rule: str, criterion: Criterion[Any], every: int) -> dict[int, dict[str, float]]:
+def _rows(record: Record, rule: str, criterion: Criterion, every: int) -> dict[int, dict[str, float]]:
     """The rounds that a rule decides in, and its columns in each."""
     found = {}
     for column in criterion.columns:

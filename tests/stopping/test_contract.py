@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from jsonargparse import ArgumentParser
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_fedstop.records import read_record
 from lightning_fedstop.records.reader import Record
 from lightning_fedstop.records.replay import RULES, available_rules, replay
+from lightning_fedstop.stopping import CriterionEarlyStopping
 from lightning_fedstop.stopping.criteria.decision import Criterion, criteria_of_rules
 from tests.helpers import fit
 
@@ -114,3 +116,16 @@ def test_it_names_a_figure_that_is_not_logged(documented, tmp_path):
     documented["SteadyLossCriterion"].columns = ("loss",)
     with pytest.raises(Exception, match=r"needs loss, which was not logged; there are .*train_loss"):
         fit(tmp_path, documented["SteadyLossEarlyStopping"]())
+
+
+def test_a_configuration_names_the_criterion_of_the_callback():
+    parser = ArgumentParser()
+    parser.add_subclass_arguments(CriterionEarlyStopping, "rule")
+    criterion = {
+        "class_path": "lightning_fedstop.stopping.ValidationCriterion",
+        "init_args": {"threshold": 0.5, "column": "train_loss"},
+    }
+    path = "lightning_fedstop.stopping.CriterionEarlyStopping"
+    given = parser.parse_object({"rule": {"class_path": path, "init_args": {"criterion": criterion}}})
+    rule = parser.instantiate_classes(given).rule
+    assert (rule.criterion.threshold, rule.criterion.columns) == (0.5, ("train_loss",))

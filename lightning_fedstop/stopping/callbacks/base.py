@@ -45,11 +45,11 @@ class CriterionCallback(pl.Callback):
     """
 
     log_prefix = "criterion"
-    criterion: Criterion[Any]
+    criterion: Criterion
 
     def __init__(
         self,
-        criterion: Criterion[Any],
+        criterion: Criterion,
         check_every_n_epochs: int | None = None,
         verbose: bool = False,
         log_rank_zero_only: bool = False,

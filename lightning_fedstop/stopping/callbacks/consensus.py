@@ -142,8 +142,8 @@ class ConsensusEarlyStopping(CriterionCallback):
             self._local = []
             if figures is None:
                 return
-            row = {f"consensus/{name}": value for name, value in figures.items()}
-            decision = self.criterion.decide(row)
+            shift = figures["shift" if self.shift == "mean_vector" else "mean_norm"]
+            decision = self.criterion.update((shift, figures["dispersion"]))
             self._act(trainer, trainer.current_epoch, decision, self._explain(decision))
         self._log(
             pl_module,

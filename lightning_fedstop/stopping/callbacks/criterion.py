@@ -1,7 +1,6 @@
 """The callback that stops a fit by any criterion over logged figures."""
 
 import inspect
-from typing import Any
 
 import lightning.pytorch as pl
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -35,7 +34,7 @@ class CriterionEarlyStopping(CriterionCallback):
 
     def __init__(
         self,
-        criterion: Criterion[Any],
+        criterion: Criterion,
         check_every_n_epochs: int | None = None,
         verbose: bool = False,
         log_rank_zero_only: bool = False,

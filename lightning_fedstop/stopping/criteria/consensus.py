@@ -84,7 +84,7 @@ def consensus_stopping_round(
     return next((d.round for d in map(criterion.update, rounds) if d.should_stop), None)
 
 
-class ConsensusCriterion(Criterion[ConsensusDecision]):
+class ConsensusCriterion(Criterion):
     """Stop when the smoothed consensus potential hardly changes for ``patience`` rounds in a row.
 
     The rule, per round with potential phi_r and alpha = 2 / (patience + 1)::

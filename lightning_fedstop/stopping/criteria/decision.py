@@ -7,7 +7,7 @@ from enum import Enum
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol
 
 
 class StoppingReason(Enum):
@@ -44,10 +44,7 @@ class StopDecision(Protocol):
         """Reason, if it is met."""
 
 
-DecisionT = TypeVar("DecisionT", bound=StopDecision, covariant=True)
-
-
-class Criterion(ABC, Generic[DecisionT]):
+class Criterion(ABC):
     """Rule that looks at a run once a round and may stop it.
 
     It knows nothing of Lightning or torch: live, a callback hands it what a round gave; replayed, it decides on the
@@ -70,7 +67,7 @@ class Criterion(ABC, Generic[DecisionT]):
     state_names: ClassVar[tuple[str, ...]] = ("round", "count")
     """Attributes that a checkpoint keeps: numbers, strings, tensors, None."""
 
-    _named: ClassVar[dict[str, "type[Criterion[Any]]"]] = {}
+    _named: ClassVar[dict[str, "type[Criterion]"]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -86,18 +83,16 @@ class Criterion(ABC, Generic[DecisionT]):
         """Begin a run with these parameters and forget the one before."""
 
     @abstractmethod
-    def update(self, observation: Any, /) -> DecisionT:
+    def update(self, observation: Any, /) -> StopDecision:
         """Decide after a round, on its column's value or a tuple of several."""
 
-    def decide(self, row: Mapping[str, float]) -> DecisionT:
+    def decide(self, row: Mapping[str, float]) -> StopDecision:
         """Decide after a round, on its row of a record."""
         values = tuple(row[column] for column in self.columns)
         return self.update(values[0] if len(values) == 1 else values)
 
     @classmethod
-    def for_rule(
-        cls, rule: str, threshold: float, patience: int, min_rounds: int = 0, **options: Any
-    ) -> "Criterion[DecisionT]":
+    def for_rule(cls, rule: str, threshold: float, patience: int, min_rounds: int = 0, **options: Any) -> "Criterion":
         """Build the criterion of one of its ``rules``; options of other rules are left out."""
         own = {name: value for name, value in options.items() if name in cls.options}
         arguments: dict[str, Any] = {"threshold": threshold, "patience": patience, "min_rounds": min_rounds, **own}
@@ -123,7 +118,7 @@ def _import_criteria() -> None:
         import_module(f"{__package__}.{module.name}")
 
 
-def criteria_of_rules() -> dict[str, type[Criterion[Any]]]:
+def criteria_of_rules() -> dict[str, type[Criterion]]:
     """Map the name of every rule imported so far to its criterion.
 
     >>> list(criteria_of_rules())[:4]

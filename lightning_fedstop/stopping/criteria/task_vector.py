@@ -116,7 +116,7 @@ def zero_based_round(stop_round: int | None) -> int | None:
     return None if stop_round is None else stop_round - 1
 
 
-class TaskVectorCriterion(Criterion[Decision]):
+class TaskVectorCriterion(Criterion):
     """Stop when the distance from the start hardly grows for ``patience`` rounds in a row.
 
     The rule, per round r with distance delta_r, and kappa_1 = 0::

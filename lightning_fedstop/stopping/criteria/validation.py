@@ -83,7 +83,7 @@ def validation_stopping_round(
     return next((d.round for d in map(criterion.update, values) if d.should_stop), None)
 
 
-class ValidationCriterion(Criterion[ValidationDecision]):
+class ValidationCriterion(Criterion):
     """Stop when a figure has not improved enough for ``patience`` evaluations in a row.
 
     The rule, per evaluation with figure L::
