@@ -34,7 +34,9 @@ from lightning_fedstop.utilities.paths import local_path
 
 # Short class names in a configuration are looked up among the classes that have been imported.
 for _module in ("cohort", "methods", "data", "models", "stopping.baselines", "stopping.consensus_early_stopping"):
-    import_module(f"lightning_fedstop.{_module}")
+    _package = import_module(f"lightning_fedstop.{_module}")
+    for _name in _package.__all__:  # `data` imports its names when they are used
+        getattr(_package, _name)
 # `released_code.FedLESAM` is how the methods' documentation and the paper's configurations name that class.
 sys.modules.setdefault("released_code", import_module("lightning_fedstop.methods.released_code"))
 
