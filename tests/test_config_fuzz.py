@@ -192,6 +192,7 @@ def archives(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @settings(allowed, max_examples=10 * TIMES)
 @given(seed=st.integers(0, 2**32), times=st.integers(0, 2))
 def test_mutations_of_all_that_is_shipped_as_far_as_the_first_round(root, archives, capsys, seed, times):

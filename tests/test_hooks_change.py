@@ -10,9 +10,7 @@ from lightning_fedstop import methods
 from lightning_fedstop.federation.cohort import ScheduledCohort
 from lightning_fedstop.records import read_rounds
 from tests.helpers import Deep, ToyData, ToyModule, bits, fit, flat, same
-
-METHODS = [name for name in methods.__all__ if name.startswith(("Fed", "SC")) and name not in dir(methods.base)]
-METHODS = [name for name in METHODS if issubclass(getattr(methods, name), methods.FederatedMethod)]
+from tests.methods.problems import public_methods
 
 
 class Does(Callback):
@@ -62,7 +60,8 @@ def test_a_module_that_only_rounds_the_global_model_changes_nothing_but_what_a_h
     assert thetas[1][bias] == pytest.approx(1.0, abs=1e-2)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", public_methods())
 @pytest.mark.parametrize("hook", ["on_train_start", "on_train_epoch_start", "on_validation_end", "on_train_epoch_end"])
 def test_every_method_goes_on_from_weights_that_a_hook_has_set(tmp_path, method, hook):
     start = flat(ToyModule())

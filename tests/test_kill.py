@@ -15,7 +15,7 @@ import pytest
 from lightning_fedstop.loop.checkpoint_file import find_last, read_checkpoint
 from lightning_fedstop.records.run_record import read_rounds
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
+pytestmark = [pytest.mark.process, pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")]
 ROOT = Path(__file__).resolve().parents[1]
 KILLS = int(os.environ.get("KILLS", "20"))  # more of them for a longer hunt
 TIMES = {"seconds_train", "seconds_idle", "seconds_eval", "seconds_criterion"}

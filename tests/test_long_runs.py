@@ -14,7 +14,10 @@ from lightning_fedstop.records.run_record import read_rounds
 from lightning_fedstop.stopping import TaskVectorEarlyStopping
 from tests.helpers import ToyData, ToyModule, fit
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc of this process")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc of this process"),
+]
 ROUNDS = 2000
 WARM_UP = 400
 MEBIBYTE = 2**20

@@ -81,6 +81,7 @@ def rounds(folder, archive, num_clients, method, storage):
     return loop, lines.count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "storage"),
     [(FedAvg, "memory"), (SCAFFOLD, "disk"), (FedDyn, "disk")],

@@ -12,6 +12,8 @@ import torch
 
 from tests import federation_script
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[1]
 METHODS = ["fedavg", "scaffold", "fedlesam", "fedwmsam", "one client"]
 

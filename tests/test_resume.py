@@ -7,23 +7,17 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
-from lightning_fedstop.methods import (
-    SCAFFOLD,
-    FedAvg,
-    FedDyn,
-    FedGamma,
-    FedLESAM,
-    FedProx,
-    FedSAM,
-    FedSMOO,
-    FedSpeed,
-    FedWMSAM,
-)
+from lightning_fedstop.methods import SCAFFOLD, FedDyn, FedGamma, FedLESAM, FedSMOO, FedSpeed, FedWMSAM
 from lightning_fedstop.records.run_record import read_rounds
 from lightning_fedstop.stopping import ConsensusEarlyStopping, TaskVectorEarlyStopping, ValidationEarlyStopping
 from tests.helpers import Deep, fit
+from tests.methods.problems import public_methods
 
-METHODS = [SCAFFOLD, FedAvg, FedDyn, FedGamma, FedLESAM, FedProx, FedSAM, FedSMOO, FedSpeed, FedWMSAM]
+SHORT = (SCAFFOLD, FedWMSAM)  # states of clients and of the server; the others are as the slow tests show
+METHODS = [
+    pytest.param(method, marks=[] if method in SHORT else pytest.mark.slow, id=name)
+    for name, method in public_methods().items()
+]
 ROUNDS = 6
 HOOKS = ["on_train_epoch_start", "on_client_start", "on_client_end", "on_validation_start", "on_validation_end"]
 TIMES = {"seconds_train", "seconds_idle", "seconds_eval", "seconds_criterion"}
@@ -93,7 +87,9 @@ def test_cut_after_any_round(tmp_path, whole, method):
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-@pytest.mark.parametrize("method", [SCAFFOLD, FedSMOO, FedLESAM, FedWMSAM])
+@pytest.mark.parametrize(
+    "method", [SCAFFOLD, *[pytest.param(m, marks=pytest.mark.slow) for m in (FedSMOO, FedLESAM, FedWMSAM)]]
+)
 def test_cut_in_the_middle_of_a_round_with_the_loops_own_checkpoint(tmp_path, whole, method, hook):
     with pytest.raises(RuntimeError, match="cut"):
         run(tmp_path, method, Cut(hook, 4))

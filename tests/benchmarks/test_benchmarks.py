@@ -15,6 +15,8 @@ from lightning_fedstop.core.parameters import FlatParameters
 from lightning_fedstop.federation.cohort import ScheduledCohort
 from tests.helpers import make_loop
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -184,6 +184,7 @@ def test_mistake_in_training_code_keeps_its_traceback(root):
         main(["fit", *TINY, "--model", USER + "Faulty"])
 
 
+@pytest.mark.process
 def test_module_in_the_present_directory_runs_as_a_process(root):
     (root / "mymodule.py").write_text("from tests.cli_classes import *\n")
     command = [sys.executable, "-m", "lightning_fedstop", "fit", *TINY, "--model", "mymodule.TenClasses"]
@@ -329,6 +330,7 @@ def test_commands_that_do_not_train_load_neither_torch_nor_lightning():
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, capture_output=True)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("args", "code", "lines"),
     [

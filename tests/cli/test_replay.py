@@ -256,6 +256,7 @@ def test_a_record_of_500_rounds_is_replayed_without_loading_anything_heavy(root)
     assert table.splitlines()[6].split() == ["long.csv", "task_vector", "0.01", "10", "60", "0.120", "50.0"]
 
 
+@pytest.mark.process
 def test_a_reader_that_stops_reading_and_a_screen_without_unicode_are_no_errors(root):
     (root / "größe.csv").write_text(ROWS.format(""))
     command = [sys.executable, "-m", "lightning_fedstop", "replay", "größe.csv"]

@@ -25,6 +25,7 @@ def put(make_archive):
     return make
 
 
+@pytest.mark.slow
 def test_serves_all_single_label_2d_sets(put):
     assert len(SERVED) == 11
     for name in SERVED:

@@ -119,6 +119,7 @@ fit(sys.argv[1], Signals(int(sys.argv[2]), "on_client_end", 2), max_rounds=3)
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_process_ends_with_the_signals_code(tmp_path, signum):
     command = [sys.executable, "-c", SCRIPT, str(tmp_path), str(int(signum))]

@@ -3,20 +3,10 @@
 import timm
 import torch
 
+from lightning_fedstop import methods
 from lightning_fedstop.federation.cohort import ScheduledCohort
 from lightning_fedstop.loop.federated_loop import FederatedLoop
-from lightning_fedstop.methods import (
-    SCAFFOLD,
-    FedAvg,
-    FedDyn,
-    FedGamma,
-    FedLESAM,
-    FedProx,
-    FedSAM,
-    FedSMOO,
-    FedSpeed,
-    FedWMSAM,
-)
+from lightning_fedstop.methods import FederatedMethod
 from tests.helpers import QUIET, ToyData, ToyModule, Trace, fit, run_case
 
 PARTIAL = [[0, 1], [1, 2], [0, 2], [0, 1]]
@@ -83,19 +73,27 @@ def convnext(method, root, schedule=PARTIAL, clip=0.5, data=None, module=None, *
     return trace.rounds
 
 
-TEN = {
-    "FedAvg": FedAvg,
-    "FedProx": lambda: FedProx(0.5),
-    "SCAFFOLD": SCAFFOLD,
-    "FedDyn": lambda: FedDyn(0.5),
-    "FedSAM": lambda: FedSAM(0.1),
-    "FedSpeed": lambda: FedSpeed(0.5, 0.1),
-    "FedSMOO": lambda: FedSMOO(0.5, 0.1),
-    "FedGamma": lambda: FedGamma(0.1),
-    "FedLESAM": lambda: FedLESAM(0.1),
-    "FedWMSAM": lambda: FedWMSAM(0.1, alpha_init=0.5, alpha_rate=0.3),
+def public_methods(module=methods):
+    """The methods that a module shows, by name."""
+    shown = {name: getattr(module, name) for name in module.__all__}
+    found = {name: shown[name] for name in sorted(shown) if isinstance(shown[name], type)}
+    return {n: c for n, c in found.items() if issubclass(c, FederatedMethod) and c is not FederatedMethod}
+
+
+SHOWING = {
+    "FedProx": lambda: methods.FedProx(0.5),
+    "FedDyn": lambda: methods.FedDyn(0.5),
+    "FedSAM": lambda: methods.FedSAM(0.1),
+    "FedSpeed": lambda: methods.FedSpeed(0.5, 0.1),
+    "FedSMOO": lambda: methods.FedSMOO(0.5, 0.1),
+    "FedGamma": lambda: methods.FedGamma(0.1),
+    "FedLESAM": lambda: methods.FedLESAM(0.1),
+    "FedWMSAM": lambda: methods.FedWMSAM(0.1, alpha_init=0.5, alpha_rate=0.3),
 }
-"""Each method with hyperparameters that show in a few rounds."""
+"""Hyperparameters that show in a few rounds, where those by default do not."""
+
+METHODS = {name: SHOWING.get(name, method) for name, method in public_methods().items()}
+"""Every public method."""
 
 
 def toy(make, root, *callbacks, schedule=((0, 1), (1, 2), (0, 2), (0, 1)), **arguments):

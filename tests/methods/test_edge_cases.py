@@ -22,9 +22,9 @@ from lightning_fedstop.methods import (
 )
 from lightning_fedstop.methods.base import normalized
 from tests.helpers import ToyData, ToyModule
-from tests.methods.problems import TEN, same_bits, toy
+from tests.methods.problems import METHODS, same_bits, toy
 
-ten = pytest.mark.parametrize("make", TEN.values(), ids=TEN)
+every_method = pytest.mark.parametrize("make", METHODS.values(), ids=METHODS)
 
 
 def data(*sizes, batch_size=4):
@@ -44,7 +44,7 @@ class Batches(Callback):
         self.of[-1][1].append(len(batch[0]))
 
 
-@ten
+@every_method
 def test_one_sample_and_less_than_a_batch(tmp_path, make):
     batches = Batches()
     _, rounds = toy(make, tmp_path, batches, schedule=[[0, 1]] * 2, data=data(1, 3), local_epochs=3)
@@ -53,7 +53,7 @@ def test_one_sample_and_less_than_a_batch(tmp_path, make):
     assert not torch.equal(rounds[0]["theta"], rounds[1]["theta"])
 
 
-@ten
+@every_method
 def test_a_client_without_samples_is_as_if_it_were_not_drawn(tmp_path, make):
     _, drawn = toy(make, tmp_path, schedule=[[0, 1, 2]] * 3, data=data(6, 0, 4))
     _, absent = toy(make, tmp_path, schedule=[[0, 2]] * 3, data=data(6, 0, 4))
@@ -61,14 +61,14 @@ def test_a_client_without_samples_is_as_if_it_were_not_drawn(tmp_path, make):
     assert not any(client == 1 for _, client in drawn[-1]["states"])
 
 
-@ten
+@every_method
 def test_a_round_of_empty_clients_leaves_everything_as_it_is(tmp_path, make):
     _, rounds = toy(make, tmp_path, schedule=[[0, 2], [1], [0, 2]], data=data(6, 0, 4))
     assert same_bits(rounds[0], rounds[1])
     assert not torch.equal(rounds[1]["theta"], rounds[2]["theta"])
 
 
-@ten
+@every_method
 def test_one_client_and_all_clients(tmp_path, make):
     for schedule in ([[1]] * 3, [[0, 1, 2]] * 3):
         _, rounds = toy(make, tmp_path, schedule=schedule)
@@ -88,7 +88,7 @@ class Rates(ToyModule):
         return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda round: float(round != 1))]
 
 
-@ten
+@every_method
 @pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
 def test_a_learning_rate_of_0(tmp_path, make, precision):
     _, rounds = toy(make, tmp_path, schedule=[[0, 1], [0, 2], [0, 1]], module=Rates(), precision=precision)
@@ -102,7 +102,7 @@ def test_a_learning_rate_of_0(tmp_path, make, precision):
     assert not torch.equal(third["theta"], second["theta"])
 
 
-@ten
+@every_method
 def test_a_gradient_of_0(tmp_path, make):
     class Flat(ToyModule):
         def loss(self, batch):
@@ -114,7 +114,7 @@ def test_a_gradient_of_0(tmp_path, make):
     assert not normalized(torch.zeros(2, 3)).any()
 
 
-@ten
+@every_method
 def test_mixed_precision_keeps_states_in_float32(tmp_path, make):
     loop, rounds = toy(make, tmp_path, precision="bf16-mixed")
     assert loop.server.theta.dtype is torch.float32
@@ -151,7 +151,7 @@ class First(Callback):
 short = pytest.mark.parametrize("precision", ["bf16-true", "16-true"])
 
 
-@ten
+@every_method
 @short
 def test_a_client_starts_exactly_at_its_theta(tmp_path, make, precision):
     method = make()
@@ -209,7 +209,7 @@ class PartlyFrozen(ToyModule):
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
 
 
-@ten
+@every_method
 def test_frozen_parameters_move_nowhere(tmp_path, make):
     module = PartlyFrozen()
     frozen = {name: p.detach().clone() for name, p in module.named_parameters() if not p.requires_grad}
@@ -236,7 +236,7 @@ class Buffers(Callback):
         self.of[client] = {name: buffer.clone() for name, buffer in module.named_buffers()}
 
 
-@ten
+@every_method
 def test_buffers_are_averaged_and_counters_take_the_maximum(tmp_path, make):
     module, buffers = Normalised(), Buffers()
     toy(make, tmp_path, buffers, schedule=[[0, 1]], module=module, data=data(8, 4))
@@ -248,7 +248,7 @@ def test_buffers_are_averaged_and_counters_take_the_maximum(tmp_path, make):
     assert module.net[1].num_batches_tracked == 2
 
 
-@ten
+@every_method
 def test_running_statistics_come_from_the_unperturbed_pass_alone(tmp_path, make):
     """After one step in round 1 they are those of FedAvg, whose only pass is unperturbed."""
     modules = Normalised(), Normalised()
@@ -258,7 +258,7 @@ def test_running_statistics_come_from_the_unperturbed_pass_alone(tmp_path, make)
         assert torch.equal(got, expected)
 
 
-@ten
+@every_method
 def test_batches_of_one_sample_and_batchnorm(tmp_path, make):
     sizes = data(5, 1, 8)
     with pytest.raises(ValueError, match="Normalised has BatchNorm, which needs batches of at least 2 samples"):
@@ -319,7 +319,7 @@ def test_x_is_restored_from_a_copy(fails):
     assert seen[0][1] != before.tolist()
 
 
-@ten
+@every_method
 def test_the_order_of_clients_does_not_matter(tmp_path, make, monkeypatch):
     schedule = [[0, 1, 2], [1, 2], [0, 1, 2]]
     _, forward = toy(make, tmp_path, schedule=schedule, weighting="samples")

@@ -25,9 +25,9 @@ from lightning_fedstop.methods import (
 from lightning_fedstop.methods.momentum import momentum_gain
 from lightning_fedstop.methods.sharpness import scalar_perturbation
 from tests.helpers import ToyData, ToyModule
-from tests.methods.problems import TEN, quadratic, toy
+from tests.methods.problems import METHODS, quadratic, toy
 
-ten = pytest.mark.parametrize("make", TEN.values(), ids=TEN)
+every_method = pytest.mark.parametrize("make", METHODS.values(), ids=METHODS)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_arguments_out_of_range_are_refused(make, message):
         make()
 
 
-@ten
+@every_method
 def test_the_server_learning_rate_scales_the_mean_update(tmp_path, make):
     (whole,), (half,) = (toy(lambda lr=lr: with_rate(make, lr), tmp_path, schedule=[[0, 2]])[1] for lr in (1.0, 0.5))
     moved = torch.stack([model - whole["theta_0"] for model in whole["client_models"].values()]).mean(0)
@@ -150,7 +150,7 @@ def test_the_difference_rule_needs_plain_sgd(tmp_path, solver):
         toy(lambda: SCAFFOLD(control_update="delta"), tmp_path, module=Solved(solver))
 
 
-@ten
+@every_method
 def test_every_method_runs_with_adamw(tmp_path, make):
     _, rounds = toy(make, tmp_path, module=Solved(SOLVERS["AdamW"]))
     assert torch.isfinite(rounds[-1]["theta"]).all()

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from lightning_fedstop.methods import SCAFFOLD, FedWMSAM
 from tests.helpers import ToyData, ToyModule, Trace, flat, make_loop
-from tests.methods.problems import TEN, same_bits, toy
+from tests.methods.problems import METHODS, same_bits, toy
 
 
 class FullBatchesAlone(ToyData):
@@ -18,7 +18,7 @@ class FullBatchesAlone(ToyData):
         return DataLoader(self.client_dataset(client), 4, shuffle=True, generator=generator, drop_last=True)
 
 
-@pytest.mark.parametrize("make", TEN.values(), ids=TEN)
+@pytest.mark.parametrize("make", METHODS.values(), ids=METHODS)
 def test_a_batch_that_the_module_skips_is_no_step(tmp_path, make):
     class Skips(ToyModule):
         def training_step(self, batch, batch_idx):
@@ -61,7 +61,7 @@ MEANS = {
 
 
 @pytest.mark.parametrize("kind", [EverySecond, EverySecondApart])
-@pytest.mark.parametrize("make", (TEN | MEANS).values(), ids=TEN | MEANS)
+@pytest.mark.parametrize("make", (METHODS | MEANS).values(), ids=METHODS | MEANS)
 def test_a_batch_that_the_module_takes_no_step_with_leaves_nothing(tmp_path, make, kind):
     options = {"schedule": [[0], [0]], "local_epochs": 2}
     rounds = [

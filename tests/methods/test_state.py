@@ -9,9 +9,9 @@ from lightning_fedstop.methods import SCAFFOLD, FedDyn, FedGamma, FedLESAM, FedS
 from lightning_fedstop.methods.base import Client, Federation
 from lightning_fedstop.methods.shared_models import SharedModels
 from tests.helpers import ToyModule
-from tests.methods.problems import TEN, equal, same_bits, toy
+from tests.methods.problems import METHODS, equal, same_bits, toy
 
-ten = pytest.mark.parametrize("make", TEN.values(), ids=TEN)
+every_method = pytest.mark.parametrize("make", METHODS.values(), ids=METHODS)
 SCHEDULE = [[0, 1], [1, 2], [0, 2], [0, 1]]
 
 
@@ -21,7 +21,7 @@ class Decays(ToyModule):
         return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)]
 
 
-@ten
+@every_method
 def test_resuming_after_round_2_of_4_gives_the_same_bits(tmp_path, make):
     saver = ModelCheckpoint(tmp_path / "saved", filename="{epoch}", save_top_k=-1)
     storage = {"client_states": ClientStates("disk"), "module": Decays(), "enable_checkpointing": True}
@@ -34,7 +34,7 @@ def test_resuming_after_round_2_of_4_gives_the_same_bits(tmp_path, make):
     assert not list(tmp_path.rglob(".client_states*"))
 
 
-@ten
+@every_method
 def test_a_second_fit_of_the_same_method_starts_clean(tmp_path, make):
     method, states = make(), ClientStates()
     fits = [toy(lambda: method, tmp_path, client_states=states)[1] for _ in range(2)]
@@ -43,7 +43,7 @@ def test_a_second_fit_of_the_same_method_starts_clean(tmp_path, make):
 
 @pytest.mark.parametrize("name", ["FedAvg", "FedProx", "FedSAM"])
 def test_stateless_methods_keep_nothing(tmp_path, name):
-    _, rounds = toy(TEN[name], tmp_path, client_states=ClientStates("disk"))
+    _, rounds = toy(METHODS[name], tmp_path, client_states=ClientStates("disk"))
     assert rounds[-1]["states"] == {}
     assert rounds[-1]["state"] == {}
 
@@ -53,7 +53,7 @@ def test_stateless_methods_keep_nothing(tmp_path, name):
     [("SCAFFOLD", "c"), ("FedDyn", "h"), ("FedSpeed", "h"), ("FedGamma", "c"), ("FedWMSAM", "c"), ("FedLESAM", "")],
 )
 def test_other_methods_keep_vectors_of_those_who_took_part(tmp_path, name, kept):
-    _, rounds = toy(TEN[name], tmp_path, schedule=[[2], [0, 2]])
+    _, rounds = toy(METHODS[name], tmp_path, schedule=[[2], [0, 2]])
     assert sorted(rounds[0]["states"]) == [(letter, 2) for letter in kept]
     assert sorted(rounds[1]["states"]) == [(letter, client) for letter in kept for client in (0, 2)]
 
@@ -79,7 +79,9 @@ def test_fedlesam_keeps_one_model_for_all_clients_of_a_round(tmp_path, storage):
 
 
 def test_fedlesam_keeps_models_exactly_whatever_the_dtype_of_client_states(tmp_path):
-    runs = [toy(TEN["FedLESAM"], tmp_path, client_states=ClientStates(dtype=dtype))[1] for dtype in (None, "bfloat16")]
+    runs = [
+        toy(METHODS["FedLESAM"], tmp_path, client_states=ClientStates(dtype=dtype))[1] for dtype in (None, "bfloat16")
+    ]
     assert torch.equal(runs[0][-1]["theta"], runs[1][-1]["theta"])
 
 

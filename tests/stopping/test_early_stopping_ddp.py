@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-pytestmark = pytest.mark.skipif(
-    not (hasattr(os, "fork") and torch.distributed.is_available()), reason="needs fork and torch.distributed"
-)
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(
+        not (hasattr(os, "fork") and torch.distributed.is_available()), reason="needs fork and torch.distributed"
+    ),
+]
 
 
 @pytest.fixture(scope="module")

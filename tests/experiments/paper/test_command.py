@@ -30,6 +30,7 @@ def commands(capsys):
     return [line for line in capsys.readouterr().out.splitlines() if line.startswith("fedstop ")]
 
 
+@pytest.mark.process
 def test_a_table_runs_end_to_end_and_goes_on_where_it_was_left(tmp_path, capsys):
     args = ["table1", "--root", tmp_path / "runs", *TINY, "--methods", "FedAvg", "SCAFFOLD", "--jobs", 2]
     run_on = ["--", "--trainer.accelerator", "cpu"]
@@ -143,6 +144,7 @@ def test_slurm_has_what_is_not_finished(tmp_path, capsys):
     assert f"python -m experiments.paper figure5 --root {tmp_path} --scale full --prepare" in text
 
 
+@pytest.mark.process
 def test_neither_listing_nor_printing_imports_torch(tmp_path):
     run = Run("bloodmnist", "FedAvg", "dirichlet", 0.1)
     write_run(tmp_path, run)
@@ -156,6 +158,7 @@ def test_neither_listing_nor_printing_imports_torch(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.process
 def test_a_reader_that_has_seen_enough_is_no_error(tmp_path):
     command = f"{shlex.quote(sys.executable)} -m experiments.paper all --root {shlex.quote(str(tmp_path))} --dry-run"
     done = subprocess.run(["sh", "-c", f"{command} | head -1"], cwd=ROOT, capture_output=True, text=True)

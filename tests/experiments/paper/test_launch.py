@@ -14,6 +14,8 @@ from experiments.paper.__main__ import main
 from experiments.paper.launch import Job, child_environment, run_jobs
 from lightning_fedstop.loop.signals import Terminated
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[3]
 
 WAIT = "import pathlib, sys, time\nend = time.monotonic() + 30\nwhile not pathlib.Path(sys.argv[2]).exists():\n" + (

@@ -16,8 +16,8 @@ from lightning_fedstop import methods
 from lightning_fedstop.methods import released_code
 from lightning_fedstop.models import ImageClassifier
 from tests.helpers import ToyData, ToyModule, Trace, fit
+from tests.methods.problems import public_methods
 
-TEN = [name for name in methods.__all__ if name.startswith(("Fed", "SC")) and name not in dir(methods.base)]
 SIZES = (6, 4, 7, 8, 0, 3, 11)
 
 
@@ -118,7 +118,7 @@ def assert_equal(root, tolerance=1e-9, said=0, make_method=lambda: None, **argum
 
 
 @pytest.mark.parametrize("make", [Net, PerSample])
-@pytest.mark.parametrize("name", TEN)
+@pytest.mark.parametrize("name", public_methods())
 def test_methods(tmp_path, name, make):
     loop = assert_equal(
         tmp_path, make=lambda: make(frozen=True), make_method=getattr(methods, name), gradient_clip_val=0.3
@@ -140,6 +140,7 @@ VARIANTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make_method", VARIANTS)
 def test_options_of_methods(tmp_path, make_method):
     assert_equal(tmp_path, make_method=make_method, gradient_clip_val=0.3, weighting="samples")

@@ -25,8 +25,8 @@ from lightning_fedstop.federation.local_training import ClientResult, LocalTrain
 from lightning_fedstop.methods import FedAvg
 from lightning_fedstop.models import ImageClassifier
 from tests.helpers import ToyData, ToyModule, bits, fit, flat, make_loop, same
+from tests.methods.problems import public_methods
 
-TEN = [name for name in methods.__all__ if name.startswith(("Fed", "SC")) and name not in dir(methods.base)]
 SIZES = (6, 4, 7, 8, 0, 3, 11)
 
 
@@ -88,7 +88,7 @@ def assert_same(one, many):
         assert {k: v for k, v in row.items() if k not in times} == {k: v for k, v in like.items() if k not in times}
 
 
-@pytest.mark.parametrize("name", TEN)
+@pytest.mark.parametrize("name", public_methods())
 def test_ten_methods_give_the_bits_of_one_client_after_the_other(tmp_path, name):
     method = getattr(methods, name)
     one, many = both(tmp_path, data=lambda: ToyData(SIZES), method=method, gradient_clip_val=0.5)

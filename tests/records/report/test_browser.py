@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.browser
+
 BOXES = """[...document.querySelectorAll('figure')].map(figure =>
     [...figure.querySelectorAll('svg')].map(svg => svg.getBoundingClientRect())
         .filter(box => box.width > 0).map(box => [box.width, box.height]))"""
