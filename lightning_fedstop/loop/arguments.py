@@ -1,4 +1,4 @@
-"""Checks of what a user passes to the loop: each refusal is one sentence that says what is allowed."""
+"""Checks of the arguments of a loop, its module and its data."""
 
 from typing import Any, get_args
 
@@ -110,7 +110,7 @@ def check_arguments(arguments: dict[str, Any]) -> None:
 
 
 def make_fabric(**options: Any) -> Fabric:
-    """``Fabric``, whose refusals do not always say which argument they are about.
+    """Make a ``Fabric``, whose refusals then name the arguments they are about.
 
     Raises:
         MisconfigurationException: naming those that were given.
@@ -123,7 +123,7 @@ def make_fabric(**options: Any) -> Fabric:
 
 
 def check_callbacks(callbacks: list[Any], max_rounds: int) -> None:
-    """Refuse what is no callback, and Lightning's own that only a ``Trainer`` can serve.
+    """Refuse objects that are no callbacks, and callbacks that need a ``Trainer``.
 
     Raises:
         TypeError: naming the callback.
@@ -151,7 +151,7 @@ def check_callbacks(callbacks: list[Any], max_rounds: int) -> None:
 
 
 def check_module(module: object, trains: bool = False) -> LightningModule:
-    """The module, refused unless it is a ``lightning.pytorch.LightningModule``, to train with a ``training_step``."""
+    """Return the module if it is a ``LightningModule`` that can run."""
     if isinstance(module, LightningModule):
         if trains and not is_overridden("training_step", module):
             raise MisconfigurationException(f"{type(module).__name__} needs a `training_step` to be trained.")
@@ -163,7 +163,7 @@ def check_module(module: object, trains: bool = False) -> LightningModule:
 
 
 def check_datamodule(datamodule: object) -> Any:
-    """The data module, refused unless it knows its clients.
+    """Return the data module if it knows its clients.
 
     Raises:
         MisconfigurationException: with how to federate an ordinary data module.
@@ -185,7 +185,7 @@ def check_datamodule(datamodule: object) -> Any:
 def check_federation(
     clients_per_round: int | float, cohort: Cohort, datamodule: Any, module: LightningModule, drops_single: bool
 ) -> None:
-    """Refuse a federation that could not be trained, once its data is known and before anything is written.
+    """Refuse a federation that cannot be trained, before anything is written.
 
     Raises:
         ValueError: for more clients a round than there are, a schedule of clients that do not exist, clients without
@@ -216,7 +216,7 @@ def check_federation(
 
 
 def reorder_callbacks(callbacks: list[Callback]) -> list[Callback]:
-    """The callbacks with those that write checkpoints last, so that they save what the others have done."""
+    """Order callbacks so that those that write checkpoints come last."""
     return sorted(callbacks, key=lambda callback: isinstance(callback, Checkpoint))
 
 

@@ -37,7 +37,7 @@ class LoopCallbacks:
             self.given.append(self.saver)
 
     def joined(self, module: LightningModule, max_rounds: int) -> list[Callback]:
-        """The callbacks of a run; those that the module configures replace the loop's of the same class."""
+        """The callbacks of a run: the module's replace the loop's of the same class."""
         configured = module.configure_callbacks()
         own = [configured] if isinstance(configured, Callback) else list(configured)
         check_callbacks(own, max_rounds)
@@ -45,7 +45,7 @@ class LoopCallbacks:
         return reorder_callbacks([callback for callback in self.given if type(callback) not in replaced] + own)
 
     def reset(self, callbacks: list[Callback]) -> None:
-        """Let a second fit start clean: Lightning's own monitors keep what they saw in the first."""
+        """Reset Lightning's monitors, which keep what they saw in an earlier fit."""
         for callback in callbacks:
             if type(callback) in (EarlyStopping, ModelCheckpoint):
                 fresh = self._fresh.setdefault(callback, deepcopy(vars(callback)))
@@ -53,5 +53,5 @@ class LoopCallbacks:
                 vars(callback).update(deepcopy(fresh))
 
     def stateful(self, callbacks: list[Callback]) -> list[Callback]:
-        """The callbacks whose state belongs to the run: the loop's own saver starts afresh in each version folder."""
+        """The callbacks without the loop's saver, which starts clean in each folder."""
         return [callback for callback in callbacks if callback is not self.saver]

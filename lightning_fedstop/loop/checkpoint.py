@@ -33,8 +33,8 @@ from lightning_fedstop.loop.resume import (
     clients_known,
     differences,
     partition_digest,
+    rules_start,
     run_settings,
-    start_of_rules,
 )
 from lightning_fedstop.module.optimizer import LocalSolver
 from lightning_fedstop.utilities.lock import refuse_live
@@ -124,7 +124,7 @@ class Checkpoints:
             self._state_file.settle()
 
     def _is_own(self, filepath: str | os.PathLike[str]) -> bool:
-        """Whether it is the loop's own rolling checkpoint, which would repeat all clients' vectors each round."""
+        """Check for the loop's own rolling checkpoint, which would repeat all clients' vectors each round."""
         own = self.loop.own_callbacks.saver
         return own is not None and own.dirpath is not None and Path(filepath).parent == Path(own.dirpath)
 
@@ -168,7 +168,7 @@ class Checkpoints:
         }
 
     def read(self, ckpt_path: str | os.PathLike[str] | None) -> None:
-        """Read a checkpoint and refuse one that the run could not continue, before anything is written.
+        """Read a checkpoint and refuse one that the run cannot continue.
 
         Raises:
             FileNotFoundError: if there is none.
@@ -195,7 +195,7 @@ class Checkpoints:
         self.loaded = loaded
 
     def load(self) -> None:
-        """Load the weights of the checkpoint that was read, and its callbacks' states for a fit."""
+        """Load the checkpoint's weights and, for a fit, its callbacks' states."""
         loop, loaded = self.loop, self.loaded
         if loaded is None:
             return
@@ -276,7 +276,7 @@ class Checkpoints:
             rank_zero_info(f"Resumed with other settings: {'; '.join(changed)}.")
 
     def _restore_distance(self, state: dict[str, Any], callbacks: dict[str, Any]) -> None:
-        """Restore where distances are measured from; checkpoints of before have it among the states of rules."""
+        """Restore the start of distances, which older checkpoints hold in the states of rules."""
         server = self.loop.server
         distance, theta = server.distance, server.theta
         if (found := state.get("distance")) is not None:
@@ -284,7 +284,7 @@ class Checkpoints:
             distance.load_state_dict(found)
             if distance.start is not None:
                 self.loop.row.update(distance.row())
-        elif (start := start_of_rules(callbacks, [name for name, _ in server.parameters.named])) is not None:
+        elif (start := rules_start(callbacks, [name for name, _ in server.parameters.named])) is not None:
             distance.begin(start.to(theta))
             distance.next_round(state["round"], trained=True)
             distance.measure(theta)
@@ -298,12 +298,12 @@ class Checkpoints:
             )
 
     def _has_stopped(self, callback: EarlyStopping) -> bool:
-        """Whether the run ended by this callback: a ``Trainer`` would train one more epoch before it stops again."""
+        """Check if this callback ended the run, which a ``Trainer`` would train one epoch more."""
         exhausted = callback.wait_count >= callback.patience
         return not self.loop.pending and exhausted and callback.stopped_epoch == self.loop.current_epoch - 1
 
     def _clear_away(self, folder: Path) -> None:
-        """Delete what a killed run had spilled to disk for itself alone: all that is needed is in its checkpoint."""
+        """Delete files that a killed run spilled to disk; its checkpoint has all that is needed."""
         if self.loop.is_global_zero and folder.is_relative_to(Path(self.loop.default_root_dir).resolve()):
             for path in folder.glob(f"{SPILL_PREFIX}*"):
                 with suppress(OSError):

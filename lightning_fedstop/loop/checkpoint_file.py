@@ -58,7 +58,7 @@ def _hyper_parameters(owner: Any) -> dict[str, Any]:
 
 
 def storable(checkpoint: dict[str, Any], left_out: list[str]) -> dict[str, Any]:
-    """A checkpoint that :func:`read_checkpoint` reads: plain, but for hyperparameters, whose objects are pickled apart.
+    """Make a checkpoint storable: plain, with the objects among hyperparameters pickled apart.
 
     Args:
         checkpoint: as hooks have left it.
@@ -91,12 +91,12 @@ def _is_picklable(value: Any) -> bool:
 
 
 def holds_objects(stored: dict[str, Any]) -> bool:
-    """Whether what :func:`storable` gave is read whole with ``weights_only=False`` alone."""
+    """Check if a checkpoint needs ``weights_only=False`` to be read whole."""
     return any(isinstance(value, Pickled) for value in stored.values())
 
 
 def write_checkpoint(checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:
-    """Write aside, flush, and rename: ``path`` is always a whole checkpoint, the former one until then."""
+    """Write aside, flush and rename, so that ``path`` is always a whole checkpoint."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as temporary:
@@ -145,7 +145,7 @@ def load_weights(module: LightningModule, checkpoint: dict[str, Any], path: str 
 
 
 def find_last(root: str | os.PathLike[str]) -> Path:
-    """The newest checkpoint of the runs under ``root`` that a run can be continued from.
+    """Find the newest checkpoint under ``root`` that a run can continue from.
 
     Raises:
         FileNotFoundError: if there is none.
@@ -159,7 +159,7 @@ def find_last(root: str | os.PathLike[str]) -> Path:
 
 
 def _is_resumable(path: Path) -> bool:
-    """Whether it holds more than weights; one that cannot be read counts, so that reading it says why."""
+    """Check for more than weights; an unreadable file counts, so that reading it says why."""
     try:
         with objects_unread():
             return FEDERATED_KEY in torch.load(path, map_location="meta", weights_only=True, mmap=True)

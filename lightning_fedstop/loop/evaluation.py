@@ -35,7 +35,7 @@ class LoopEvaluation:
         self._in_fit = [self._prepare(RunningStage.TESTING, self.loop.check_test_every_n_round), validation]
 
     def run_due(self, round: int) -> None:
-        """Evaluate the global model of a round on the data that is due, and put the time into its row."""
+        """Run the evaluations that are due after a round, and record their time."""
         loop, began = self.loop, time.perf_counter()
         for evaluation in self._in_fit:
             if evaluation.is_due(round):
@@ -48,7 +48,7 @@ class LoopEvaluation:
             loop.reporter.row["seconds_eval"] = time.perf_counter() - began
 
     def after_fit(self) -> tuple[Metrics, dict[str, Metrics]]:
-        """Test the last model if there is test data, and the averages that stopping rules offer beside it.
+        """Test the last model and the averages that stopping rules offer beside it.
 
         Returns:
             The figures of the last model, and those of each average by the ``state_key`` of its rule.
@@ -89,7 +89,7 @@ class LoopEvaluation:
         return metrics
 
     def _prepare(self, stage: RunningStage, every: int | None = 1) -> Evaluation:
-        """The evaluation on validation or test data; it has no loaders where there is nothing to evaluate."""
+        """Prepare an evaluation, which has no loaders where there is nothing to evaluate."""
         loop, is_test = self.loop, stage == RunningStage.TESTING
         name, limit = ("test", loop.limit_test_batches) if is_test else ("validation", loop.limit_val_batches)
         evaluator = Evaluator(loop.module, loop.fabric, loop.transfer, loop.collector, loop.hooks, name, limit)

@@ -305,7 +305,7 @@ class FederatedLoop(TrainerInterface):
         ckpt_path: str | os.PathLike[str] | None = None,
         verbose: bool = True,
     ) -> list[dict[str, float]]:
-        """Evaluate a model on the test data; the arguments are those of :meth:`validate`, with ``test_step``."""
+        """Evaluate a model on the test data, with the arguments of :meth:`validate`."""
         return self._evaluate_alone(TrainerFn.TESTING, model, datamodule, ckpt_path, verbose)
 
     def _evaluate_alone(
@@ -360,29 +360,29 @@ class FederatedLoop(TrainerInterface):
 
     @property
     def start_weights(self) -> Tensor | None:
-        """Shape ``(d,)``; the trainable parameters as round 1 began to train, ``None`` before."""
+        """Trainable parameters at the start of round 1, shape ``(d,)``; ``None`` before."""
         return self.server.distance.start
 
     @property
     def task_vector_distance(self) -> float | None:
-        """The distance of the server's global model from ``start_weights``; ``None`` before the end of round 1."""
+        """Distance of the global model from ``start_weights``; ``None`` before the end of round 1."""
         return self.server.distance.now
 
     @property
     def trained_clients(self) -> int:
-        """How many clients' updates went into the present round, or into the last one before it is trained."""
+        """Number of updates in the present round, or in the last one until it is trained."""
         return int(self.row.get("trained", 1))
 
     @property
     def takes_update(self) -> bool:
-        """Whether the update of the client that has just ended goes into the round."""
+        """True if the update of the client that has just ended counts."""
         return self.server.has_taken
 
     @contextmanager
     def _running(
         self, fn: TrainerFn, stage: RunningStage, model: object, datamodule: Any, ckpt_path: Any
     ) -> Iterator[None]:
-        """Launch and set up before the block, report an exception inside it, tear down after it."""
+        """Set up before the block, report an exception in it, tear down after it."""
         self.reporter.begin()
         module = check_module(model, trains=fn == TrainerFn.FITTING)
         if not self.fabric._launched:  # Fabric has no public word for it
@@ -449,7 +449,7 @@ class FederatedLoop(TrainerInterface):
         self.transfer = BatchTransfer(module, data, self.fabric.strategy)
 
     def _setup_fit(self) -> None:
-        """Build the server with all that a round needs, and restore the checkpoint's state if there is one."""
+        """Build the server, and restore the checkpoint's state if there is one."""
         module = self.module
         self.should_stop = self.pending = False
         self.current_epoch = self.global_step = 0
@@ -497,7 +497,7 @@ class FederatedLoop(TrainerInterface):
         self.checkpoints.restore()
 
     def _start_device(self) -> str | None:
-        """The device on which a rule wants the weights that the run began with to be held."""
+        """The device that a stopping rule asks for the weights of the run's start."""
         rules = [callback for callback in self.callbacks if isinstance(callback, TaskVectorEarlyStopping)]
         return next((device for rule in rules if (device := rule.criterion.start_device)), None)
 

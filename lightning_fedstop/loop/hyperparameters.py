@@ -1,4 +1,4 @@
-"""What loggers are given of a run: how it is federated, beside the hyperparameters of its module and data module."""
+"""Hyperparameters of a run for loggers: its federation, rules, module and data."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from lightning_fedstop.stopping.callbacks.base import CriterionCallback
 
 
 def logged_hyperparameters(loop: Any) -> dict[str, Any]:
-    """The method, the federation, the stopping rules, and the hyperparameters that module and data module have saved.
+    """Collect the hyperparameters of federation, stopping rules, module and data module.
 
     Args:
         loop: the loop, once its settings are known.
@@ -20,7 +20,7 @@ def logged_hyperparameters(loop: Any) -> dict[str, Any]:
         with its class, ``ConsensusEarlyStopping/threshold``. A hyperparameter of the module or the data module whose
         name is taken by another value begins with ``model/`` or ``data/``.
     """
-    found = _of_run(loop) | _of_rules(loop)
+    found = _run_hyperparameters(loop) | _rule_hyperparameters(loop)
     for prefix, owner in (("model", loop.module), ("data", loop.datamodule)):
         if not getattr(owner, "_log_hyperparams", False):
             continue
@@ -32,7 +32,7 @@ def logged_hyperparameters(loop: Any) -> dict[str, Any]:
     return found
 
 
-def _of_run(loop: Any) -> dict[str, Any]:
+def _run_hyperparameters(loop: Any) -> dict[str, Any]:
     settings: Mapping[str, Any] = loop.checkpoints.settings
     start = "trainer."
     found = {name.removeprefix(start).replace(".", "/"): v for name, v in settings.items() if name.startswith(start)}
@@ -42,7 +42,7 @@ def _of_run(loop: Any) -> dict[str, Any]:
     return found if skew is None else found | _named("skew", skew)
 
 
-def _of_rules(loop: Any) -> dict[str, Any]:
+def _rule_hyperparameters(loop: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for rule in (callback for callback in loop.own_callbacks.given if isinstance(callback, CriterionCallback)):
         named = _named("rule", rule) if not found else _named(type(rule).__name__, rule)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Pickled:
-    """Stands for an object in a checkpoint; loaded with ``weights_only=False``, the object itself is there.
+    """Stand-in for an object in a checkpoint, which ``weights_only=False`` loads.
 
     Its pickle lies in the checkpoint as bytes, with one call of ``pickle.loads`` around it. So a reader that puts
     :class:`Unread` in place of that one function reads everything else, whatever the object is made of.
@@ -38,7 +38,7 @@ class Pickled:
 
 
 class Unread:
-    """What is read in place of a :class:`Pickled` object: nothing of it."""
+    """Empty stand-in that is read in place of a :class:`Pickled` object."""
 
     def __init__(self, content: bytes) -> None:
         pass
@@ -62,7 +62,7 @@ def objects_unread() -> Iterator[None]:
 
 
 class _CompactPickler(pickle.Pickler):
-    """Writes of a tensor its own numbers alone, on the CPU: in a fit, parameters are views of one vector."""
+    """Pickler of tensors without the vector that they are views of."""
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not Tensor:

@@ -1,4 +1,4 @@
-"""How far a run is: a rich progress bar over rounds, or a line now and then."""
+"""Progress of a run: a bar over rounds, or a line now and then."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ _LINES = 10
 
 
 def wants_progress_bar(enable: bool | None) -> bool:
-    """Whether to draw a bar: as asked, else in a terminal but not under a CI."""
+    """Decide on a bar: as asked, else in a terminal outside CI."""
     if enable is not None:
         return enable
     return sys.stderr.isatty() and not os.environ.get("CI")
@@ -34,15 +34,15 @@ class RoundLines(Callback):
     """A line in the log every tenth of the rounds, where no bar is drawn."""
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Log the round, where the stop rules stand, and the metrics."""
+        """Log the round, the counts of stopping rules, and the metrics."""
         done, budget = trainer.current_round + 1, trainer.max_rounds
         if done * _LINES // budget > (done - 1) * _LINES // budget:
-            parts = [f"Round {done} of {budget}", count_of(trainer), status_of(trainer)]
+            parts = [f"Round {done} of {budget}", rule_counts(trainer), shown_metrics(trainer)]
             rank_zero_info("  ".join(part for part in parts if part))
 
 
 class _Tail(TimeRemainingColumn):
-    """The end of the line, which is cut where the terminal is narrow: time left to the budget, then metrics."""
+    """End of the line, cut in narrow terminals: time left to the budget, metrics."""
 
     def render(self, task: Task) -> Text:
         left = super().render(task)
@@ -52,7 +52,7 @@ class _Tail(TimeRemainingColumn):
 
 
 class RoundProgressBar(ProgressBar):
-    """One line over the rounds: "saturated k of rho", time, time left to the budget, growth rate, metrics.
+    """Progress bar over rounds, with the rule's count, times, growth rate and metrics.
 
     Args:
         console: where to draw; standard error by default.
@@ -66,7 +66,7 @@ class RoundProgressBar(ProgressBar):
 
     @property
     def is_enabled(self) -> bool:
-        """Whether the bar draws."""
+        """True if the bar draws."""
         return self._enabled
 
     def enable(self) -> None:
@@ -97,12 +97,12 @@ class RoundProgressBar(ProgressBar):
             console=self._console or Console(stderr=True),
         )
         self._task = self._progress.add_task(
-            "", total=trainer.max_rounds, completed=trainer.current_round, count=count_of(trainer), status=""
+            "", total=trainer.max_rounds, completed=trainer.current_round, count=rule_counts(trainer), status=""
         )
         self._progress.start()
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Show what callbacks have logged at the last round's end."""
+        """Show the values that callbacks logged at the last round's end."""
         self._show(trainer, trainer.current_round)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
@@ -120,7 +120,7 @@ class RoundProgressBar(ProgressBar):
 
     def _show(self, trainer: Any, done: int) -> None:
         if self._progress is not None:
-            self._progress.update(self._task, completed=done, count=count_of(trainer), status=status_of(trainer))
+            self._progress.update(self._task, completed=done, count=rule_counts(trainer), status=shown_metrics(trainer))
 
     def _stop(self) -> None:
         if self._progress is not None:
@@ -128,14 +128,14 @@ class RoundProgressBar(ProgressBar):
             self._progress = None
 
 
-def count_of(trainer: Any) -> str:
-    """Where the stop rules stand."""
+def rule_counts(trainer: Any) -> str:
+    """Counts of the stopping rules."""
     rules = [c for c in trainer.callbacks if hasattr(c, "wait_count") and hasattr(c, "criterion")]
     return "  ".join(f"saturated {rule.wait_count} of {rule.criterion.patience}" for rule in rules)
 
 
-def status_of(trainer: Any) -> str:
-    """The growth rate and what the module logs with ``prog_bar=True``."""
+def shown_metrics(trainer: Any) -> str:
+    """Growth rate and the values that the module logs with ``prog_bar=True``."""
     metrics = trainer.callback_metrics
     growth = metrics.get("growth_rate")
     parts = [] if growth is None else [f"growth {float(growth):.2%}"]

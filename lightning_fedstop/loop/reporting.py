@@ -1,4 +1,4 @@
-"""Reports of a run while it goes on and when it ends: rows, loggers, the summary, lines on the screen."""
+"""Reports of a run: rows of the record, loggers, the summary, lines on the screen."""
 
 import math
 import os
@@ -106,7 +106,7 @@ class Reporter:
             self._lock = None
 
     def start_round(self, round: int, report: RoundReport, logged: Results) -> None:
-        """Begin a round's row with what its training came to, and warn of what went wrong in it."""
+        """Begin a round's row with the report on its training, and warn of problems."""
         if report.nonfinite and self.loop.on_nonfinite != "stop":
             what = "left out" if self.loop.on_nonfinite == "drop" else "kept"
             rank_zero_warn(f"{nonfinite_updates(round, report)} and was {what}.")
@@ -142,30 +142,30 @@ class Reporter:
         self._reported.update(results.callback)
 
     def report(self, name: str, value: float) -> None:
-        """Report a figure of the loop itself to callbacks and loggers, unless the module logs one of that name."""
+        """Report a figure of the loop, unless the module logs one of that name."""
         if name not in self._reported:
             self.loop.callback_metrics[name] = self.loop.logged_metrics[name] = torch.tensor(value)
 
     def report_distance(self, figures: dict[str, float]) -> None:
-        """Put the distance of the global model and its derived figures into the row, and report them."""
+        """Report the distance of the global model and its derived figures."""
         self.row.update(figures)
         for name, value in figures.items():
             if not math.isnan(value):
                 self.report(name, value)
 
     def time_criteria(self) -> None:
-        """Put into the row what the stopping rules have taken since the last round."""
+        """Record the time that stopping rules have taken since the last round."""
         total = sum(callback.seconds for callback in self.loop.callbacks if isinstance(callback, CriterionCallback))
         self.row["seconds_criterion"], self._criterion_total = total - self._criterion_total, total
 
     def full_row(self) -> dict[str, Any]:
-        """The present round's row with what was logged in this round; the one place that waits for the device."""
+        """The present round's row with all that was logged; this waits for the device."""
         columns = {f"logged/{name}" if name in RESERVED else name: value for name, value in self._reported.items()}
         return {**{name: float(value) for name, value in columns.items()}, **self.row}
 
     @contextmanager
     def writing(self, path: str | os.PathLike[str], errors: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
-        """Say which file could not be written, and what is safe.
+        """Name the file that could not be written, and say what is safe.
 
         Args:
             path: the file.
@@ -184,7 +184,7 @@ class Reporter:
             raise OSError(f"{os.fspath(path)!r} could not be written ({reason}): {safe}.") from error
 
     def log_round(self) -> None:
-        """Write one row to the record and one report to each logger; a logger's step is the round."""
+        """Write one row to the record and to each logger, whose step is the round."""
         if not self.loop.is_global_zero:
             return
         if self.record is not None:
@@ -195,7 +195,7 @@ class Reporter:
         self.log_metrics({"epoch": self.loop.current_epoch - 1, **metrics})
 
     def log_hyperparameters(self) -> None:
-        """Give the loggers the hyperparameters of the run, its module and its data module, as a ``Trainer`` does."""
+        """Give the loggers the hyperparameters of the run, its module and its data."""
         hparams = logged_hyperparameters(self.loop)
         for logger in self.loop.loggers if self.loop.is_global_zero else []:
             with self.writing(logger.log_dir or logger.save_dir or type(logger).__name__):
@@ -257,7 +257,7 @@ class Reporter:
         return summary
 
     def end_early(self, interrupted: bool) -> None:
-        """Finalize the loggers after an exception, and print how to go on with a fit that a signal has ended."""
+        """Finalize the loggers after an exception, and print how to continue the fit."""
         if not self.loop.is_global_zero:
             return
         for logger in self.loop.loggers:
@@ -282,7 +282,7 @@ class Reporter:
         return f"{after}: go on with `ckpt_path={path}`."
 
     def _stop_reason(self) -> str:
-        """The reason for the run's end, in a sentence: a callback's own where one stopped it."""
+        """The reason for the run's end: a callback's own where one stopped it."""
         loop = self.loop
         if loop.nonfinite_reason is not None:
             return loop.nonfinite_reason
@@ -296,6 +296,6 @@ class Reporter:
 
 
 def nonfinite_updates(round: int, report: RoundReport) -> str:
-    """The beginning of a sentence on the clients of a round that sent an update that is not finite."""
+    """Begin a sentence on the clients whose update is not finite."""
     who = f"client{'s' * (len(report.nonfinite) > 1)} {', '.join(map(str, report.nonfinite))}"
     return f"The update of {who} in round {round} is not finite"

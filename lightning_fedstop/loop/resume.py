@@ -1,4 +1,4 @@
-"""Checks of a resume: settings, clients and weights that must not change between the parts of a run."""
+"""Checks of a resume: settings, clients and weights that must not have changed."""
 
 import os
 import re
@@ -129,7 +129,7 @@ def partition_digest(datamodule: Any) -> str | None:
 
 
 def run_settings(loop: Any, solver: LocalSolver | None = None) -> Settings:
-    """The settings of a run by key: numbers, text, ``None`` and lists of them.
+    """Settings of a run by key: numbers, text, ``None`` and lists of them.
 
     Args:
         loop: the loop, with its module and data, after the data's ``setup``.
@@ -149,8 +149,8 @@ def run_settings(loop: Any, solver: LocalSolver | None = None) -> Settings:
     return found if solver is None else found | _solver_settings(solver)
 
 
-def start_of_rules(callbacks: Mapping[str, Any], names: Sequence[str]) -> Tensor | None:
-    """The weights that a run began with, from the states of its stopping rules; ``None`` if none of them has all.
+def rules_start(callbacks: Mapping[str, Any], names: Sequence[str]) -> Tensor | None:
+    """Weights of a run's start in the states of its stopping rules, or ``None``.
 
     Args:
         callbacks: the states in a checkpoint, by the callbacks' ``state_key``.
@@ -195,7 +195,7 @@ def _solver_settings(solver: LocalSolver) -> Settings:
 
 
 def run_differences(then: Mapping[str, Any], now: Mapping[str, Any], same_partition: bool) -> list[str]:
-    """What of the settings makes it another run, in words.
+    """Differences of settings that make it another run, in words.
 
     Args:
         then: the settings in the checkpoint.
@@ -216,7 +216,7 @@ def run_differences(then: Mapping[str, Any], now: Mapping[str, Any], same_partit
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs, in words: of a class that is another one, not its arguments too.
+    """Differences in words; a class that is another one hides its arguments.
 
     >>> differences({"model.lr": 0.1, "trainer.local_epochs": 5}, {"model.lr": 0.01, "trainer.local_epochs": 5})
     ['model.lr was 0.1 and is 0.01']
@@ -233,7 +233,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def clients_known(datamodule: Any) -> dict[str, Any]:
-    """What tells the clients apart without reading their data.
+    """Sizes and fingerprints of clients, without reading their data.
 
     Args:
         datamodule: gives ``client_sizes``, and perhaps a ``client_fingerprint``, as a ``FederatedDataModule`` does.
@@ -248,7 +248,7 @@ def clients_known(datamodule: Any) -> dict[str, Any]:
 
 
 def client_difference(then: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """The first client that is another one, in words.
+    """First client that is another one, in words.
 
     Args:
         then: what :func:`clients_known` gave for the checkpoint; empty in one of an older version.

@@ -1,4 +1,4 @@
-"""Ends a fit on a signal, but never in the middle of a write."""
+"""End of a fit on a signal, but never in the middle of a write."""
 
 import signal
 import threading
@@ -13,7 +13,7 @@ terminal that was closed, unless ``nohup`` ignores it."""
 
 
 class Terminated(SystemExit):
-    """A signal other than Ctrl-C ended the run; the process exits with ``128 + signum``, as a shell expects.
+    """Exit on a signal other than Ctrl-C, with the code ``128 + signum``.
 
     Args:
         signum: the signal.
@@ -56,7 +56,7 @@ class SignalGuard:
 
     @contextmanager
     def shielded(self) -> Iterator[None]:
-        """Let the block finish before a signal has its effect."""
+        """Delay signals until the block has finished."""
         self._depth += 1
         try:
             yield

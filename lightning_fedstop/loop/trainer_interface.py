@@ -1,4 +1,4 @@
-"""What callbacks, loggers and modules read of a ``Trainer``, in one place.
+"""Attributes of a ``Trainer`` that callbacks, loggers and modules read.
 
 :class:`~lightning_fedstop.loop.FederatedLoop` inherits it, so that Lightning's own callbacks and a user's run in the
 loop unmodified. One round is one training epoch; one server update is one global step.
@@ -90,7 +90,7 @@ class PrecisionInterface:
 
 
 class TrainerInterface:
-    """The attributes of a ``Trainer`` as far as callbacks and modules read them; see the Trainer's docs for each."""
+    """Attributes of a ``Trainer`` that callbacks read; its documentation describes each."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class TrainerInterface:
 
     @property
     def train_dataloader(self) -> Any:
-        """The loader of the client that is trained; otherwise the data module's, of all clients' data."""
+        """The loader of the client in training; otherwise the data module's."""
         if (progress := local_progress.get()) is not None:
             return getattr(progress.batches, "given", progress.batches)
         if self.state.fn == TrainerFn.FITTING and self._train_dataloader is None:
@@ -186,7 +186,7 @@ class TrainerInterface:
 
     @property
     def current_round(self) -> int:
-        """Rounds finished, 0-based during a round: the federated name of ``current_epoch``."""
+        """Number of rounds finished: the federated name of ``current_epoch``."""
         return self.current_epoch
 
     @property
@@ -329,7 +329,7 @@ class TrainerInterface:
         return next((callback for callback in self.callbacks if isinstance(callback, ProgressBar)), None)
 
     def predict(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: predictions are a ``Trainer``'s.
+        """Refuse to predict, which a ``Trainer`` does.
 
         Raises:
             MisconfigurationException: always.

@@ -6,7 +6,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from lightning_fedstop.loop.progress import RoundProgressBar, status_of, wants_progress_bar
+from lightning_fedstop.loop.progress import RoundProgressBar, shown_metrics, wants_progress_bar
 from lightning_fedstop.stopping import TaskVectorEarlyStopping
 from tests.helpers import ToyModule, fit, make_loop
 
@@ -119,4 +119,4 @@ def test_status_shows_what_the_module_marks_and_hides_the_rules_own_numbers():
         progress_bar_metrics = {"acc": 0.25, "task_vector/distance": 3.0}
         callbacks = []
 
-    assert status_of(Loop) == "growth 1.23%  train_loss 0.5  acc 0.25"
+    assert shown_metrics(Loop) == "growth 1.23%  train_loss 0.5  acc 0.25"
