@@ -14,8 +14,6 @@ from zlib import crc32
 import numpy as np
 import torch
 
-from lightning_fedstop.utilities.validate import whole_number
-
 
 def resolve_seed(seed: int | None = None) -> int:
     """The seed to use: the argument, else the one ``seed_everything`` set, else 0.
@@ -25,7 +23,12 @@ def resolve_seed(seed: int | None = None) -> int:
     """
     if seed is None:
         return int(os.environ.get("PL_GLOBAL_SEED", 0))
-    return whole_number("seed", seed, least=0)
+    wrong = f"`seed` must be an integer of at least 0, got {seed!r}."
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(wrong)
+    if seed < 0:
+        raise ValueError(wrong)
+    return seed
 
 
 def derive_seed(seed: int, *path: int | str) -> int:
