@@ -1,6 +1,6 @@
 """The state of a module outside its trainable parameters: buffers, and parameters that are frozen."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -98,6 +98,11 @@ class ModuleState:
                     f"{name!r} of {type(self._module).__name__} appeared in a client's training: give it its shape"
                     " before `fit`, so that all clients start from the same."
                 )
+
+    def overwrite(self, state: Mapping[str, Tensor]) -> None:
+        """Let tensors of the module hold copies of those in ``state``, of whatever shape."""
+        for name, value in state.items():
+            overwrite(self._tensors[name], value)
 
     def put(self, name: str, value: Tensor) -> None:
         """Write ``value``, of the tensor's shape, into the module."""

@@ -1,6 +1,6 @@
 """The mean over the clients of a round of what a module holds beside its trainable parameters."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 
 import torch
@@ -36,13 +36,16 @@ class StateMean:
         """Let the module hold the round's start inside the block, and what it held before afterwards."""
         return self.start.restored()
 
-    def add(self, weight: float) -> None:
-        """Add what the module holds after a client's training.
+    def add(self, changed: Mapping[str, Tensor], weight: float) -> None:
+        """Add the tensors that a client's training has changed.
+
+        Args:
+            changed: by name, as :meth:`ModuleState.changed` gives them.
+            weight: the client's.
 
         Raises:
             ValueError: naming a tensor that changed in a way that has no mean.
         """
-        changed = self.start.changed()
         for name, tensor in changed.items():
             self._check(name, tensor)
             self._sum(name)

@@ -14,15 +14,16 @@ from torch import Tensor
 from lightning_fedstop.core.aggregation import RunningMean
 from lightning_fedstop.core.client_states import ClientStates, Key
 from lightning_fedstop.core.module_state import overwrite, untrained_tensors
-from lightning_fedstop.core.parameters import is_finite
 from lightning_fedstop.core.processes import gather, reduce
 from lightning_fedstop.core.seeding import derive_seed, torch_generator
 from lightning_fedstop.core.state_mean import StateMean
+from lightning_fedstop.federation.backends.choice import Backend
 from lightning_fedstop.federation.cohort import Cohort, assign_clients, cohort_size
 from lightning_fedstop.federation.distance import DistanceFromStart
-from lightning_fedstop.federation.local_training import CallHook, Job, LocalTrainer, LocalUpdate, local_progress
+from lightning_fedstop.federation.local_training import ClientResult, Job, local_progress
 from lightning_fedstop.methods.base import Client, FederatedMethod, Federation
 from lightning_fedstop.module.batches import LocalBatches, client_sizes
+from lightning_fedstop.module.hooks import Hooks
 
 Weighting = Literal["uniform", "samples"]
 OnNonfinite = Literal["stop", "drop", "keep"]
@@ -102,7 +103,7 @@ class Server:
     Between rounds the module's parameters may be changed by anyone: :meth:`adopt` makes that the global model's change.
 
     Args:
-        trainer: the local training loop; its module's parameters are the initial global model.
+        backend: trains the clients; the parameters of its trainer's module are the initial global model.
         method: the federated method.
         datamodule: gives ``num_clients``, ``client_sizes`` and ``client_dataloader``.
         cohort: who takes part.
@@ -113,7 +114,7 @@ class Server:
         folder: where their file may lie.
         fabric: the processes.
         seed: the root of all random streams.
-        call_hook: calls ``on_client_start`` and ``on_client_end``.
+        hooks: calls ``on_client_end``.
         start_device: where the start of the global model is held; beside it by default.
 
     Attributes:
@@ -124,7 +125,7 @@ class Server:
 
     def __init__(
         self,
-        trainer: LocalTrainer,
+        backend: Backend,
         method: FederatedMethod,
         datamodule: Any,
         cohort: Cohort,
@@ -135,10 +136,11 @@ class Server:
         folder: str | None,
         fabric: Fabric,
         seed: int,
-        call_hook: CallHook,
+        hooks: Hooks,
         start_device: str | None = None,
     ) -> None:
-        self.trainer = trainer
+        self.backend = backend
+        self.trainer = backend.trainer
         self.method = method
         self.datamodule = datamodule
         self.cohort = cohort
@@ -146,8 +148,8 @@ class Server:
         self.on_nonfinite = on_nonfinite
         self.fabric = fabric
         self.seed = seed
-        self.call_hook = call_hook
-        self.parameters = trainer.parameters
+        self.hooks = hooks
+        self.parameters = self.trainer.parameters
         self.sizes: list[int] = client_sizes(datamodule)
         self.num_clients = len(self.sizes)
         self.cohort_size = cohort_size(clients_per_round, self.num_clients)
@@ -167,9 +169,9 @@ class Server:
             self.sizes,
             states,
             self.parameters.sizes,
-            trainer.settings.local_epochs,
+            self.trainer.settings.local_epochs,
             getattr(datamodule, "batch_size", None),
-            trainer.solver.is_plain_sgd,
+            self.trainer.solver.is_plain_sgd,
             self.reduce,
             self.gather,
         )
@@ -254,17 +256,11 @@ class Server:
         # A module in bfloat16 starts from a rounded theta: the rounding is no part of an update, nor of a distance.
         start = self.theta.to(self.parameters.vector.dtype).to(self.theta.dtype)
         jobs = [self._job(round, index, start) for index in assignment[self.fabric.global_rank]]
-        for client, update in self.trainer.run(jobs, self._load_global):
-            if not self._take(client, update, mean, state):
-                tally.nonfinite.append(client.index)
-            tally.rates.append(client.lr)
-            tally.uploads += self.method.uploads(client)
-            tally.trained += self.has_taken
-            tally.steps += update.steps
-            del update  # one vector less while the next client trains
+        for result in self.backend.run(jobs, state.start):
+            self._accumulate(result, mean, state, tally)
+            del result  # one vector less while the next client trains
         solver.end_clients()
-        tally.skipped_steps = loss_scale.skipped
-        tally.finished = [moment - began for moment in self.trainer.finished]
+        tally.finished = [moment - began for moment in self.backend.finished]
         self._collect(report, tally)
         self._aggregate(report, mean, state)
         self._state = None
@@ -369,24 +365,24 @@ class Server:
 
         return Job(client, make_batches, derive_seed(self.seed, "client", round, index))
 
-    def _load_global(self) -> None:
-        """Put the global model and the state of the round's start into the module."""
-        if self._state is not None:
-            self._state.reset()
-        self.set_theta(self.theta)
-
-    def _take(self, client: Client, update: LocalUpdate, mean: RunningMean, state: StateMean) -> bool:
-        """Add a client's update, and the state that the module holds, to the sums; gives whether it was finite."""
+    def _accumulate(self, result: ClientResult, mean: RunningMean, state: StateMean, tally: Tally) -> None:
+        """Add what came back from a client to the sums; the module holds the client's local model."""
+        client = result.client
         self.parameters.check_unchanged()
-        finite = is_finite(update.delta)
-        self.has_taken = update.steps > 0 and (finite or self.on_nonfinite == "keep")
+        self.has_taken = result.steps > 0 and (result.finite or self.on_nonfinite == "keep")
         if self.has_taken:
-            mean.add(update.delta, client.weight)
-            state.add(client.weight)
-            self.method.finish(client, update.delta, update.steps)
-        self.call_hook("on_client_end", client.index)
+            mean.add(result.delta, client.weight)
+            state.add(result.state, client.weight)
+            self.method.finish(client, result.delta, result.steps)
+        self.hooks("on_client_end", client.index)
         local_progress.set(None)
-        return finite
+        if not result.finite:
+            tally.nonfinite.append(client.index)
+        tally.rates.append(client.lr)
+        tally.uploads += self.method.uploads(client)
+        tally.trained += self.has_taken
+        tally.steps += result.steps
+        tally.skipped_steps += result.skipped
 
     def _aggregate(self, report: RoundReport, mean: RunningMean, state: StateMean) -> None:
         """The server step; a round that nothing came back from, or that ends the run, leaves the model as it was."""

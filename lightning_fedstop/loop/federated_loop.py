@@ -15,9 +15,9 @@ from lightning_fedstop.core.client_states import ClientStates
 from lightning_fedstop.core.parameters import FlatParameters, check_tensors
 from lightning_fedstop.core.processes import launch, shared_failure, watched_parent
 from lightning_fedstop.core.seeding import resolve_seed
-from lightning_fedstop.federation.backends.choice import ClientBackend, make_trainer
+from lightning_fedstop.federation.backends.choice import ClientBackend, make_backend
 from lightning_fedstop.federation.cohort import Cohort, UniformCohort
-from lightning_fedstop.federation.local_training import LocalSettings
+from lightning_fedstop.federation.local_training import LocalSettings, LocalTrainer
 from lightning_fedstop.federation.server import OnNonfinite, Server, Weighting
 from lightning_fedstop.loop.arguments import (
     check_arguments,
@@ -462,10 +462,7 @@ class FederatedLoop(TrainerInterface):
         parameters = FlatParameters(module)
         self.solver = LocalSolver(module)
         self.checkpoints.begin_fit(self.solver)
-        trainer = make_trainer(
-            self.client_backend,
-            self.stack_chunk_size,
-            self._devices,
+        trainer = LocalTrainer(
             module,
             self.method,
             parameters,
@@ -479,7 +476,7 @@ class FederatedLoop(TrainerInterface):
             ),
         )
         self.server = Server(
-            trainer,
+            make_backend(self.client_backend, self.stack_chunk_size, self._devices, trainer),
             self.method,
             self.datamodule,
             self.cohort,

@@ -6,18 +6,16 @@ Most of what a step of a small model costs on a CPU is the count of operations.
 from collections import defaultdict
 from copy import copy
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.fabric.plugins.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
+from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.optim import SGD, Adadelta, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop, Rprop
 from torch.optim.asgd import ASGD
 
 from lightning_fedstop.core.parameters import FlatParameters
-
-if TYPE_CHECKING:
-    from lightning_fedstop.module.optimizer import LocalSolver
 
 ELEMENTWISE = (SGD, Adam, AdamW, Adamax, NAdam, RAdam, Adadelta, RMSprop, Rprop, ASGD)
 """Optimizers that treat each number by itself, so that many parameters, or clients, are to them one longer vector."""
@@ -27,30 +25,29 @@ PLAIN_PRECISIONS = (Precision, MixedPrecision, HalfPrecision, DoublePrecision)
 
 
 class FlatSolver:
-    """A solver's optimizer for local models that lie in one tensor, of one client or of a stack of M.
+    """Optimizer of local models that lie in one tensor, of one client or of a stack of M.
 
     Args:
-        solver: whose optimizer and rates are taken; it is left as it is.
+        optimizer: its settings and rates are taken; it is left as it is.
         parameters: the module's trainable parameters.
         x: shape ``(d,)`` or ``(M, d)``; the local models.
         grad: the same shape; what moves them.
 
     Attributes:
-        optimizer: a copy of the solver's, whose parameters are parts of ``x``.
+        optimizer: a copy of the given one, whose parameters are parts of ``x``.
     """
 
-    def __init__(self, solver: "LocalSolver", parameters: FlatParameters, x: Tensor, grad: Tensor) -> None:
+    def __init__(self, optimizer: Optimizer, parameters: FlatParameters, x: Tensor, grad: Tensor) -> None:
         # A copy has the rates and neither the hooks nor the counter that a scheduler puts on `step`.
-        self.optimizer = copy(solver.optimizer)
-        self._source = solver.optimizer
+        self.optimizer = copy(optimizer)
+        self._source = optimizer
         self._parameters = parameters
-        self._spans = _spans(solver.optimizer, parameters)
+        self._spans = _spans(optimizer, parameters)
         self._place(x, grad, None)
 
     @staticmethod
-    def refusal(solver: "LocalSolver", precision: Precision) -> str | None:
-        """Why there can be none for this optimizer and precision, ``None`` if there can."""
-        optimizer = solver.optimizer
+    def refusal(optimizer: Optimizer, module: LightningModule, precision: Precision) -> str | None:
+        """Reason why an optimizer has to take its own steps on its parameters, ``None`` if there is none."""
         name, kind = type(optimizer).__name__, type(precision)
         if getattr(precision, "scaler", None) or kind not in PLAIN_PRECISIONS:
             return f"the precision {precision.precision!r} has {kind.__name__} take one client's steps"
@@ -58,8 +55,8 @@ class FlatSolver:
             return f"the optimizer {name} is none of {', '.join(kind.__name__ for kind in ELEMENTWISE)}"
         if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
             return f"the optimizer {name} has step hooks, which see one client's parameters"
-        if any(value is optimizer for value in vars(solver.module).values()):
-            return f"{type(solver.module).__name__} keeps the optimizer, and may look at its state"
+        if any(value is optimizer for value in vars(module).values()):
+            return f"{type(module).__name__} keeps the optimizer, and may look at its state"
         return None
 
     def restart(self) -> None:
@@ -67,7 +64,7 @@ class FlatSolver:
         self.optimizer.state.clear()
 
     def step(self) -> None:
-        """Move all local models, at the rates that the solver's own optimizer has now."""
+        """Move all local models, at the rates that the given optimizer has now."""
         for group, source in zip(self.optimizer.param_groups, self._source.param_groups, strict=True):
             group.update({key: value for key, value in source.items() if key not in ("params", "foreach")})
         self.optimizer.step()
@@ -77,7 +74,7 @@ class FlatSolver:
         self._place(x, grad, rows)
 
     def hand_back(self) -> None:
-        """Give the solver's own optimizer the state that it would have if it had taken the steps of one client."""
+        """Give the given optimizer the state that it would have if it had taken the steps of one client."""
         sizes = dict(zip(self._parameters.parameters, self._parameters.sizes, strict=True))
         starts = dict(zip(sizes, _starts(self._parameters), strict=True))
         for group, spans in zip(self.optimizer.param_groups, self._spans, strict=True):

@@ -16,19 +16,16 @@ class LossScale:
 
     Attributes:
         scaler: torch's ``GradScaler``, or ``None``.
-        skipped: steps of the present round that were skipped on this process.
     """
 
     def __init__(self, precision: Precision) -> None:
         self.precision = precision
         self.scaler = getattr(precision, "scaler", None)
-        self.skipped = 0
         self._at_start: dict[str, Any] | None = None
 
     def begin_round(self) -> None:
         """Note the scale, for a checkpoint from within the round starts the round again."""
         self._at_start = self.precision.state_dict()
-        self.skipped = 0
 
     def end_round(self) -> None:
         """The round is done: a checkpoint holds the scale as it is now."""

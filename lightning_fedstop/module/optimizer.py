@@ -55,8 +55,8 @@ class LocalSolver:
 
     def flatten(self, parameters: FlatParameters, precision: Precision) -> None:
         """Take the steps on the vector of parameters, where that comes to the same, until :meth:`expose`."""
-        if not self._state and FlatSolver.refusal(self, precision) is None:
-            self._flat = FlatSolver(self, parameters, parameters.vector, parameters.grad)
+        if not self._state and FlatSolver.refusal(self.optimizer, self.module, precision) is None:
+            self._flat = FlatSolver(self.optimizer, parameters, parameters.vector, parameters.grad)
 
     @contextmanager
     def withheld(self) -> Iterator[None]:

@@ -42,7 +42,7 @@ def test_means_are_weighted_and_integers_take_the_maximum_of_the_clients():
         module.count.fill_(count)
         module.pointer.fill_(pointer)
         module.seen.copy_(torch.tensor(seen))
-        state.add(weight)
+        state.add(state.start.changed(), weight)
     state.write()
     assert module.mean.tolist() == module.target.tolist() == [4, 4]
     assert module.short.float().tolist() == [4]
@@ -63,7 +63,7 @@ def test_clients_that_change_nothing_count_at_their_start_in_any_order(order):
         state.reset()
         if value is not None:
             module.mean.fill_(value)
-        state.add(weight)
+        state.add(state.start.changed(), weight)
     state.write()
     tenth = float(torch.tensor(0.1, dtype=torch.float16))
     assert module.mean.tolist() == [float(torch.tensor((2 * 1 + 2 * 3 + 3 * tenth) / 7, dtype=torch.float16))] * 2
@@ -73,7 +73,7 @@ def test_only_what_changes_is_summed_up():
     module = Buffers()
     state = StateMean(module)
     module.count.fill_(6)
-    state.add(1)
+    state.add(state.start.changed(), 1)
     assert list(state._sums) == ["count"]
 
 
@@ -83,7 +83,7 @@ def test_processes_agree_on_what_has_changed():
     state = StateMean(module, module.parameters())
     module.running_mean.fill_(8.0)
     module.num_batches_tracked.fill_(3)
-    state.add(1)
+    state.add(state.start.changed(), 1)
     other = [torch.ones(3), torch.tensor([24.0]), torch.tensor(3.0), torch.tensor([9.0]), torch.tensor(3.0), 4]
     ops = []
 
@@ -107,7 +107,7 @@ def test_a_buffer_that_the_module_replaces_is_followed():
         state.reset()
         assert module.average == 0
         module.average = module.average + value
-        state.add(1)
+        state.add(state.start.changed(), 1)
     state.write()
     assert module.average == 3
 

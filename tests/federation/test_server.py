@@ -6,7 +6,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import nn
 
 from lightning_fedstop.federation.cohort import Cohort, ScheduledCohort
-from lightning_fedstop.federation.local_training import LocalUpdate
+from lightning_fedstop.federation.local_training import ClientResult
 from tests.helpers import ToyData, ToyModule, fit, flat
 
 
@@ -37,7 +37,7 @@ def test_a_taken_update_is_not_kept_while_the_next_client_trains(tmp_path):
 
     class Looking(Callback):
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-            alive.append(sum(type(item) is LocalUpdate for item in gc.get_objects()))
+            alive.append(sum(type(item) is ClientResult for item in gc.get_objects()))
 
     fit(tmp_path, Looking(), max_rounds=1)
     assert set(alive) == {0}

@@ -323,8 +323,8 @@ def test_x_is_restored_from_a_copy(fails):
 def test_the_order_of_clients_does_not_matter(tmp_path, make, monkeypatch):
     schedule = [[0, 1, 2], [1, 2], [0, 1, 2]]
     _, forward = toy(make, tmp_path, schedule=schedule, weighting="samples")
-    dealt = server.deal
-    monkeypatch.setattr(server, "deal", lambda *given: [hand[::-1] for hand in dealt(*given)])
+    dealt = server.assign_clients
+    monkeypatch.setattr(server, "assign_clients", lambda *given: [hand[::-1] for hand in dealt(*given)])
     _, backward = toy(make, tmp_path, schedule=schedule, weighting="samples")
     assert list(forward[0]["client_models"]) == list(backward[0]["client_models"])[::-1]
     assert all(map(same_bits, forward, backward))

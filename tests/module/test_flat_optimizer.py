@@ -109,7 +109,7 @@ def test_rates_that_are_changed_between_two_steps_count():
 def test_one_tensor_is_taken_alone_unless_the_user_says_otherwise(given, taken):
     module = Odd(SGD, foreach=given)
     parameters, solver = FlatParameters(module), LocalSolver(module)
-    flat = FlatSolver(solver, parameters, parameters.vector, parameters.grad)
+    flat = FlatSolver(solver.optimizer, parameters, parameters.vector, parameters.grad)
     for _ in range(2):
         assert [group["foreach"] for group in flat.optimizer.param_groups] == [taken, taken]
         flat.step()

@@ -19,9 +19,10 @@ from torchmetrics.classification import BinaryAccuracy
 
 from lightning_fedstop import methods
 from lightning_fedstop.data import Digits, Federated, FederatedDataModule
-from lightning_fedstop.federation.backends.threads import ThreadedTrainer
+from lightning_fedstop.federation.backends.sequential import Sequential
+from lightning_fedstop.federation.backends.threads import Threads
 from lightning_fedstop.federation.backends.worker import Worker
-from lightning_fedstop.federation.local_training import ClientResult, LocalTrainer
+from lightning_fedstop.federation.local_training import ClientResult
 from lightning_fedstop.methods import FedAvg
 from lightning_fedstop.models import ImageClassifier
 from tests.helpers import ToyData, ToyModule, bits, fit, flat, make_loop, same
@@ -92,7 +93,7 @@ def assert_same(one, many):
 def test_ten_methods_give_the_bits_of_one_client_after_the_other(tmp_path, name):
     method = getattr(methods, name)
     one, many = both(tmp_path, data=lambda: ToyData(SIZES), method=method, gradient_clip_val=0.5)
-    assert isinstance(many[0].server.trainer, ThreadedTrainer)
+    assert isinstance(many[0].server.backend, Threads)
     assert_same(one, many)
 
 
@@ -246,12 +247,13 @@ def test_what_is_known_not_to_work_is_refused_before_any_training(tmp_path, argu
 
 def test_a_scaler_several_processes_and_accelerators_are_refused(tmp_path):
     loop, _ = fit(tmp_path, client_backend="threads", max_rounds=1)
-    trainer = loop.server.trainer
+    backend = loop.server.backend
+    trainer = backend.trainer
     trainer.scaler = torch.amp.GradScaler("cpu")
-    assert trainer.refusal().startswith("the precision '32-true' scales the loss")
+    assert backend.refusal().startswith("the precision '32-true' scales the loss")
     for count, device in ((2, "cpu"), (1, "cuda")):
         trainer.fabric = SimpleNamespace(world_size=count, device=torch.device(device))
-        assert trainer.refusal() == f"it needs one process on a CPU, not {count} on '{device}'"
+        assert backend.refusal() == f"it needs one process on a CPU, not {count} on '{device}'"
 
 
 class Late(Callback):
@@ -415,9 +417,9 @@ def test_the_classifier_and_our_images_are_trained_in_threads_to_the_bits_of_one
         data = Federated(Digits(), num_clients=40) if wraps else Digits(num_clients=40)
         loop, _ = fit(tmp_path, module=model, data=data, devices=devices, max_rounds=2, clients_per_round=3)
         runs.append((loop, bits(model)))
-    assert type(runs[0][0].server.trainer) is LocalTrainer
-    chosen = runs[1][0].server.trainer
-    assert isinstance(chosen, ThreadedTrainer)
+    assert type(runs[0][0].server.backend) is Sequential
+    chosen = runs[1][0].server.backend
+    assert isinstance(chosen, Threads)
     assert chosen.suits()
     assert all(float(row["seconds_idle"]) > 0 for row in runs[1][0].record.rows())
     assert same(runs[0][1], runs[1][1])
@@ -660,9 +662,10 @@ def test_copies_share_the_loop_and_neither_buffers_nor_frozen_parameters(tmp_pat
         def on_client_end(self, trainer, module, client):
             source = trainer.server.trainer
             worker = Worker(source, threading.Lock(), threading.Event())
-            own = (*worker.module.parameters(), *worker.module.buffers())
+            copied = worker.trainer.module
+            own = (*copied.parameters(), *copied.buffers())
             theirs = {tensor.data_ptr() for tensor in (*module.parameters(), *module.buffers())}
-            held.append((theirs.isdisjoint(tensor.data_ptr() for tensor in own), worker.module.trainer is trainer))
+            held.append((theirs.isdisjoint(tensor.data_ptr() for tensor in own), copied.trainer is trainer))
 
     fit(tmp_path, Looking(), module=Normed(), data=ToyData((6, 4)), client_backend="threads", max_rounds=1)
     assert held == [(True, True)] * 2
@@ -676,4 +679,4 @@ def test_what_was_taken_is_kept_no_longer(tmp_path):
             alive.append(sum(type(item) is ClientResult for item in gc.get_objects()))
 
     fit(tmp_path, Looking(), data=ToyData((6, 4, 7, 8, 3)), client_backend="threads", clients_per_round=5, max_rounds=1)
-    assert alive[-1] == 0
+    assert alive[-1] == 1  # its own

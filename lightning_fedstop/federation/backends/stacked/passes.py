@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lightning_fedstop.core.parameters import FlatParameters
-from lightning_fedstop.federation.backends.stacked_batches import Group
+from lightning_fedstop.federation.backends.stacked.batches import Group
 from lightning_fedstop.module.logged import Caught, ResultCollector
 from lightning_fedstop.module.training_pass import batch_end_outputs, loss_of
 
@@ -26,17 +26,17 @@ class Passed:
         grad: shape ``(m, d)``.
         buffers: the buffers after the pass, each of shape ``(m, ...)``.
         skipped: whether ``training_step`` returned ``None``.
-        told: what it returned otherwise, as callbacks are told, tensors with ``m`` rows.
+        outputs: those of ``on_train_batch_end``, with tensors of ``m`` rows.
     """
 
     grad: Tensor
     buffers: list[Tensor]
     skipped: bool
-    told: dict[str, Any]
+    outputs: dict[str, Any]
 
-    def told_of(self, row: int) -> dict[str, Any]:
-        """What callbacks are told of one client."""
-        leaves, spec = tree_flatten(self.told)
+    def outputs_of(self, row: int) -> dict[str, Any]:
+        """Outputs of one client."""
+        leaves, spec = tree_flatten(self.outputs)
         return dict(tree_unflatten([leaf[row] if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec))
 
 
@@ -146,15 +146,6 @@ def _weighing(module: LightningModule, weights: Tensor | None) -> Iterator[None]
 
 
 def can_be_padded(module: LightningModule) -> bool:
-    """Whether a module has a ``per_sample_loss`` that its ``training_step`` may be made of, and no batch statistics."""
-    if any(isinstance(layer, _BatchNorm) and layer.training for layer in module.modules()):
-        return False
-    classes = type(module).__mro__
-    places = [
-        next((place for place, owner in enumerate(classes) if name in vars(owner)), None)
-        for name in ("per_sample_loss", "training_step")
-    ]
-    loss, step = places
-    # A `training_step` written after it, in a subclass, need not call it.
-    on_instance = {"per_sample_loss", "training_step"} & vars(module).keys()
-    return loss is not None and step is not None and loss <= step and not on_instance
+    """True for a module with a ``per_sample_loss`` and no batch statistics; a trial shows whether padding is right."""
+    norms = any(isinstance(layer, _BatchNorm) and layer.training for layer in module.modules())
+    return callable(getattr(module, "per_sample_loss", None)) and not norms

@@ -5,12 +5,12 @@ from copy import deepcopy
 
 import torch
 from lightning.pytorch import LightningModule
+from torch import Tensor
+from torch.optim import Optimizer
 
 from lightning_fedstop.core.parameters import FlatParameters
-from lightning_fedstop.federation.local_training import ClientResult
 from lightning_fedstop.methods.base import Client, ClientStack
 from lightning_fedstop.module.flat_optimizer import FlatSolver
-from lightning_fedstop.module.optimizer import LocalSolver
 
 
 class Stack:
@@ -19,7 +19,7 @@ class Stack:
     Args:
         module: holds the global model.
         parameters: its trainable parameters.
-        solver: its optimizer.
+        optimizer: its optimizer.
         clients: prepared by the method.
         names: the buffers of which each client has its own.
 
@@ -28,14 +28,14 @@ class Stack:
         given: all clients.
         x: shape ``(M, d)``; their local models.
         grad: shape ``(M, d)``; their gradients.
-        left: what the others were when they ran out of batches.
+        left: local model and buffers of the others when they ran out of batches, by their place in ``clients``.
     """
 
     def __init__(
         self,
         module: LightningModule,
         parameters: FlatParameters,
-        solver: LocalSolver,
+        optimizer: Optimizer,
         clients: Sequence[Client],
         names: Sequence[str],
     ) -> None:
@@ -47,17 +47,18 @@ class Stack:
         held = dict(module.named_buffers())
         self.names = names
         self.buffers = [torch.stack([held[name].detach()] * len(clients)) for name in names]
-        self.solver = FlatSolver(solver, parameters, self.x, self.grad)
-        self.left: dict[int, ClientResult] = {}
+        self.solver = FlatSolver(optimizer, parameters, self.x, self.grad)
+        self.left: dict[int, tuple[Tensor, dict[str, Tensor]]] = {}
 
     def keep(self, rows: list[int]) -> None:
         """Go on with these clients alone; the others have finished."""
         for row in set(range(len(self.members))) - set(rows):
-            vectors = {name: vector[row].clone() for name, vector in self.clients.vectors.items()}
-            buffers = {name: buffer[row].clone() for name, buffer in zip(self.names, self.buffers, strict=True)}
+            client = self.given[self.members[row]]
+            client.vectors = {name: vector[row].clone() for name, vector in self.clients.vectors.items()}
             # The others go on with the motion that they have in common.
-            motion = self.given[self.members[row]].motion = deepcopy(self.clients.motion)
-            self.left[self.members[row]] = ClientResult(motion.steps, self.x[row].clone(), buffers, vectors)
+            client.motion = deepcopy(self.clients.motion)
+            buffers = {name: buffer[row].clone() for name, buffer in zip(self.names, self.buffers, strict=True)}
+            self.left[self.members[row]] = (self.x[row].clone(), buffers)
         self.members = [self.members[row] for row in rows]
         chosen = torch.tensor(rows, dtype=torch.long, device=self.x.device)
         self.x, self.grad = self.x[chosen], self.grad[chosen]

@@ -123,7 +123,7 @@ def test_methods(tmp_path, name, make):
     loop = assert_equal(
         tmp_path, make=lambda: make(frozen=True), make_method=getattr(methods, name), gradient_clip_val=0.3
     )
-    assert loop.server.trainer.pads == (make is PerSample)
+    assert loop.server.backend.steps.pads == (make is PerSample)
 
 
 VARIANTS = [
@@ -219,7 +219,7 @@ def test_batch_statistics_forbid_padding(tmp_path):
             super().__init__(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))
 
     loop = assert_equal(tmp_path, make=Padless, data=DoubleData((6, 4, 7, 8, 3, 11)))
-    assert not loop.server.trainer.pads
+    assert not loop.server.backend.steps.pads
 
 
 class Mixes(PerSample):
@@ -244,7 +244,7 @@ class OwnLoss(PerSample):
 @pytest.mark.parametrize(("make", "pads"), [(Mixes, False), (AddsToStep, False), (OwnLoss, True)])
 def test_padding_needs_a_loss_of_each_sample_alone(tmp_path, make, pads):
     loop = assert_equal(tmp_path, make=make)
-    assert loop.server.trainer.pads == pads
+    assert loop.server.backend.steps.pads == pads
 
 
 class LogsMuch(PerSample):
@@ -324,7 +324,7 @@ def test_dropout_is_stacked_with_a_warning_and_repeats(tmp_path):
     traces = []
     for number in range(2):
         trace, loop, said = train(tmp_path / str(number), "stacked", make=make)
-        assert loop.server.trainer.refusal is None
+        assert loop.server.backend.refusal is None
         assert len(said) == 1
         assert "draws random numbers" in said[0]
         traces.append(trace)
@@ -495,7 +495,7 @@ def test_a_callback_that_marks_the_module_for_a_client_is_refused(tmp_path):
     one, _, _ = train(tmp_path, "sequential", make=Marked, callbacks=[Marks()])
     other, loop, said = train(tmp_path, "stacked", make=Marked, callbacks=[Marks()])
     assert len(said) == 1
-    assert loop.server.trainer.refusal == "Marks has `on_client_start`, which sees a single client"
+    assert loop.server.backend.refusal == "Marks has `on_client_start`, which sees a single client"
     assert torch.equal(one.rounds[-1]["theta"], other.rounds[-1]["theta"])
 
 
@@ -506,7 +506,7 @@ def test_a_failure_in_a_later_round_falls_back_from_there(tmp_path):
             return 2 * loss if self.current_epoch and loss > 0 else loss
 
     loop = assert_equal(tmp_path, make=Later, said=1, make_method=methods.SCAFFOLD)
-    assert "data-dependent" in loop.server.trainer.refusal
+    assert "data-dependent" in loop.server.backend.refusal
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -518,7 +518,7 @@ def test_a_module_that_sets_the_optimizers_rate_in_a_step_falls_back(tmp_path, f
             return super().training_step(batch, batch_idx)
 
     loop = assert_equal(tmp_path, make=Warming, said=1)
-    assert loop.server.trainer.refusal.startswith("Warming asks for the optimizer in a step")
+    assert loop.server.backend.refusal.startswith("Warming asks for the optimizer in a step")
 
 
 def test_a_module_that_keeps_its_optimizer_falls_back(tmp_path):
@@ -533,7 +533,7 @@ def test_a_module_that_keeps_its_optimizer_falls_back(tmp_path):
             return super().training_step(batch, batch_idx)
 
     loop = assert_equal(tmp_path, make=Keeping, said=1)
-    assert "Keeping keeps the optimizer" in loop.server.trainer.refusal
+    assert "Keeping keeps the optimizer" in loop.server.backend.refusal
 
 
 def test_a_method_whose_norms_go_over_all_clients_is_found_out(tmp_path):
@@ -542,7 +542,7 @@ def test_a_method_whose_norms_go_over_all_clients_is_found_out(tmp_path):
             step.grad.div_(step.grad.norm())
 
     loop = assert_equal(tmp_path, make_method=FlatNorm, said=1)
-    assert "Net with FlatNorm" in loop.server.trainer.refusal.replace("PerSample", "Net")
+    assert "Net with FlatNorm" in loop.server.backend.refusal.replace("PerSample", "Net")
 
 
 def test_a_method_that_asks_which_client_it_is_falls_back(tmp_path):
@@ -551,7 +551,7 @@ def test_a_method_that_asks_which_client_it_is_falls_back(tmp_path):
             step.grad.mul_(1 + step.client.index)
 
     loop = assert_equal(tmp_path, make_method=Asks, said=1)
-    assert "index" in loop.server.trainer.refusal
+    assert "index" in loop.server.backend.refusal
 
 
 def test_gradient_hooks_of_callbacks_fall_back_and_batch_hooks_are_called_with_a_warning(tmp_path):
@@ -582,7 +582,7 @@ def test_minus_one_ends_the_local_epoch_of_that_client(tmp_path):
 
     one, _, _ = train(tmp_path, "sequential", callbacks=[short()])
     other, loop, _ = train(tmp_path, "stacked", callbacks=[short()])
-    assert loop.server.trainer.refusal is None
+    assert loop.server.backend.refusal is None
     torch.testing.assert_close(one.rounds[-1]["theta"], other.rounds[-1]["theta"], rtol=1e-9, atol=1e-12)
 
 
@@ -617,7 +617,7 @@ def test_convnextv2_in_single_precision(tmp_path):
         local_epochs=1,
         gradient_clip_val=10.0,
     )
-    assert loop.server.trainer.pads
+    assert loop.server.backend.steps.pads
 
 
 @pytest.mark.parametrize(
