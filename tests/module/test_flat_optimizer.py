@@ -147,7 +147,7 @@ def test_other_optimizers_and_precisions_are_refused(make, precision, reason):
         module.kept = SGD(module.parameters(), 0.1)
     module.configure_optimizers = lambda: module.kept if make == "kept" else make(module.parameters())
     solver = LocalSolver(module)
-    refusal = FlatSolver.refusal(solver, precision)
+    refusal = FlatSolver.refusal(solver.optimizer, module, precision)
     assert refusal == reason or refusal.startswith(reason)
     solver.flatten(FlatParameters(module), precision)
     assert solver.is_flat == (reason is None)
