@@ -1,6 +1,7 @@
 """How the batches of several clients become one."""
 
 import torch
+
 from lightning_fedstop.federation.backends.stacked.batches import group_batches
 
 
