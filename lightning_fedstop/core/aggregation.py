@@ -16,17 +16,17 @@ Reduce = Callable[[Tensor, str], Tensor]
 
 
 def reduce_alone(tensor: Tensor, op: str) -> Tensor:
-    """The reduction of a single process: the tensor itself."""
+    """Reduce over a single process: give the tensor itself."""
     return tensor
 
 
 def gather_alone(items: list[Any]) -> list[list[Any]]:
-    """The lists of all processes, where there is one."""
+    """Gather over a single process."""
     return [items]
 
 
 class RunningMean:
-    """The weighted mean of vectors that are added one at a time. Memory: one float64 vector.
+    """Weighted mean of vectors that are added one at a time. Memory: one float64 vector.
 
     Args:
         like: a tensor of the shape and device of what will be added.
@@ -51,11 +51,11 @@ class RunningMean:
         self.weight += weight
 
     def total_weight(self, reduce: Reduce = reduce_alone) -> float:
-        """The weights added on all processes together; 0 if nothing was added."""
+        """Add up the weights of all processes; 0 if nothing was added."""
         return float(reduce(torch.tensor(self.weight, dtype=torch.float64, device=self.total.device), "sum"))
 
     def compute(self, reduce: Reduce = reduce_alone) -> Tensor:
-        """The mean over all processes, float64.
+        """Compute the mean over all processes, float64.
 
         Raises:
             ValueError: if nothing was added on any process.
@@ -68,7 +68,7 @@ class RunningMean:
 
 
 class RunningSum:
-    """The sum of vectors over the clients of a round, taken at its end. Memory: one float64 vector, while in use.
+    """Sum of vectors over the clients of a round, taken at its end. Memory: one float64 vector, while in use.
 
     Args:
         like: a tensor of the shape and device of what will be added.
@@ -85,14 +85,14 @@ class RunningSum:
         self.total.add_(value)
 
     def take(self, reduce: Reduce = reduce_alone) -> Tensor:
-        """The sum over all processes, float64; zero again afterwards."""
+        """Give the sum over all processes, float64, and start again at zero."""
         total = torch.zeros_like(self.like, dtype=torch.float64) if self.total is None else self.total
         self.total = None
         return reduce(total, "sum")
 
 
 class RunningMaximum:
-    """The largest of integer tensors, element by element, that are added one at a time.
+    """Element-wise maximum of integer tensors that are added one at a time.
 
     Args:
         like: a tensor of the shape and device of what will be added.
@@ -106,5 +106,5 @@ class RunningMaximum:
         self.largest = torch.maximum(self.largest, value.long())
 
     def compute(self, reduce: Reduce = reduce_alone) -> Tensor:
-        """The maximum over all processes, int64."""
+        """Compute the maximum over all processes, int64."""
         return reduce(self.largest, "max")

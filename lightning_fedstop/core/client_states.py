@@ -51,7 +51,7 @@ class ClientStates:
         self._changed: set[Key] = set()
 
     def open(self, like: Tensor, folder: str | os.PathLike[str] | None = None) -> None:
-        """Begin anew, with nothing written.
+        """Open an empty store.
 
         Args:
             like: shape ``(d,)``; gives the length of the vectors, and dtype and device of what :meth:`get` returns.
@@ -74,7 +74,7 @@ class ClientStates:
         self._companions = []
 
     def companion(self) -> "ClientStates":
-        """A second store of the same kind that is closed with this one, for vectors that belong to no client."""
+        """Make a second store, closed with this one, for vectors of no client."""
         other = ClientStates(self.storage)
         other.open(self._like.new_empty(self._dim), self._folder)
         self._companions.append(other)
@@ -85,24 +85,24 @@ class ClientStates:
         self._pending = {}
 
     def commit(self) -> None:
-        """The round is valid: take over what was written in it."""
+        """Take over what was written in a valid round."""
         pending, self._pending = self._pending or {}, None
         for key, value in pending.items():
             self._backend.write(key, value)
             self._changed.add(key)
 
     def discard(self) -> None:
-        """The round is void: forget what was written in it."""
+        """Forget what was written in a void round."""
         self._pending = None
 
     def pop_changed(self) -> dict[Key, Tensor]:
-        """The vectors that have changed since this was asked for last, as they are stored."""
+        """Give the vectors that have changed since the last call, as stored."""
         changed = {key: vector for key in self._changed if (vector := self._backend.read(key)) is not None}
         self._changed = set()
         return changed
 
     def get(self, name: str, client: int) -> Tensor:
-        """The vector of a client, a copy on the model's device; zeros if it was never written."""
+        """Copy the vector of a client to the model's device; zeros if it was never written."""
         stored = (self._pending or {}).get((name, client))
         stored = self._backend.read((name, client)) if stored is None else stored
         if stored is None:
@@ -131,7 +131,7 @@ class ClientStates:
         return value.to(self._backend.dtype).to(self._like)
 
     def written(self) -> list[Key]:
-        """What was written before this round, as ``(name, client)``."""
+        """List what was written before this round, as ``(name, client)``."""
         return list(self._backend.keys())
 
     def pop(self, key: Key) -> Tensor:

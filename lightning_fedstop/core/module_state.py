@@ -28,7 +28,7 @@ def untrained_tensors(module: nn.Module, trained: Iterable[Tensor]) -> Iterator[
 
 
 class ModuleState:
-    """A copy of the buffers and frozen parameters of a module. Memory: that of these tensors.
+    """Copy of the buffers and frozen parameters of a module. Memory: that of these tensors.
 
     Args:
         module: the module, which may fill such a tensor in training, or put another in its place.
@@ -56,7 +56,7 @@ class ModuleState:
         self.values = {name: tensor.detach().clone() for name, tensor in self._tensors.items()}
 
     def changed(self) -> dict[str, Tensor]:
-        """The tensors that are not what they were, as they are now; one that is gone is empty."""
+        """Find the tensors that are not what they were, as they are now; one that is gone is empty."""
         now = {name: self._now(name) for name in self.values}
         flags = differ([(tensor, self.values[name]) for name, tensor in now.items()])
         return {name: tensor for (name, tensor), one in zip(now.items(), flags, strict=True) if one}
@@ -114,7 +114,7 @@ class ModuleState:
 
 
 def is_averageable(tensor: Tensor) -> bool:
-    """Whether a tensor is one of plain numbers: dense, neither quantised nor a wrapper of other tensors."""
+    """Check whether a tensor holds plain numbers: dense, neither quantised nor a wrapper of other tensors."""
     is_wrapper = hasattr(tensor, "__tensor_flatten__")
     return tensor.layout == torch.strided and not tensor.is_quantized and not is_wrapper
 
@@ -142,7 +142,7 @@ def _kind(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device, torch.
 
 
 def differ(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
-    """Whether the tensors of each pair differ in any bit; waits once for a device."""
+    """Check whether the tensors of each pair differ in any bit; waits once for a device."""
     flags: list[bool | Tensor] = [_differs(one, other) for one, other in pairs]
     waiting = [flag for flag in flags if isinstance(flag, Tensor)]
     known = iter(torch.stack(waiting).tolist() if waiting else [])

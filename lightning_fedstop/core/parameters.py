@@ -15,7 +15,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 
 class FlatParameters:
-    """The ``d`` trainable parameters of a module as one vector, and their gradients as another.
+    """Trainable parameters of a module as one vector, and their gradients as another.
 
     Frozen parameters (``requires_grad=False``) and buffers are left where they are. ``requires_grad`` is never changed.
 
@@ -93,14 +93,14 @@ class FlatParameters:
         return self.vector.numel()
 
     def zero_grad(self) -> None:
-        """Set all gradients to zero and attach them to the parameters, so that a backward pass adds to the vector."""
+        """Zero all gradients and attach them, so that backward adds to the vector."""
         self.grad.zero_()
         for parameter, grad in zip(self.parameters, self._grads, strict=True):
             parameter.grad = grad
 
     @property
     def has_grad(self) -> bool:
-        """Whether the parameters have gradients attached: :meth:`detach_grad` was not called since."""
+        """True if the parameters have gradients attached: :meth:`detach_grad` was not called since."""
         return any(parameter.grad is not None for parameter in self.parameters)
 
     def detach_grad(self) -> None:
@@ -121,7 +121,7 @@ class FlatParameters:
 
     @contextmanager
     def holding(self, vector: Tensor) -> Iterator[None]:
-        """Let the module hold ``vector`` (shape ``(d,)``) inside the block, and what it held before afterwards."""
+        """Let the module hold ``vector``, shape ``(d,)``, inside the block."""
         before = self.vector.clone()
         self.vector.copy_(vector)
         try:
@@ -195,7 +195,7 @@ def _parts(vector: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
 
 
 def is_finite(vector: Tensor) -> bool:
-    """Whether all numbers are finite.
+    """Check whether all numbers are finite.
 
     Their sum is not if one of them is not, and takes a tenth of the time; a sum that overflows is looked at again.
 
@@ -206,7 +206,7 @@ def is_finite(vector: Tensor) -> bool:
 
 
 def norm(vector: Tensor, keepdim: bool = False) -> Tensor:
-    """The 2-norm over the last dimension, exact whatever the length and precision of the vector.
+    """Compute the 2-norm over the last dimension, exact for any length and precision.
 
     ``torch.linalg.vector_norm`` adds up in the vector's own precision: in float32 on a CPU its norm of 86 million
     numbers is 0.9 percent short, and infinite where a square is. With ``dtype=torch.float64`` it copies the whole

@@ -1,4 +1,4 @@
-"""What the processes of a run tell each other: sums, lists, why one of them has failed, and that it has gone."""
+"""Communication between the processes of a run: sums, lists, why one of them has failed, and that it has gone."""
 
 import os
 import sys
@@ -34,7 +34,7 @@ def launch(fabric: Fabric) -> None:
 
 @contextmanager
 def watched_parent() -> Iterator[None]:
-    """Within the block, end this process if the one that started it, the first of the run, has gone.
+    """End this process if the first one, which started it, has gone.
 
     One that was killed can tell nobody. The others would train on for nothing, or wait for it for torch's half an hour.
     It has no effect where something else starts the processes, such as SLURM or ``torchrun``, which end them all.
@@ -70,7 +70,7 @@ def reduce(fabric: Fabric, tensor: Tensor, op: str) -> Tensor:
 
 
 def gather(fabric: Fabric, items: list[Any]) -> list[list[Any]]:
-    """The lists of all processes, in order of rank."""
+    """Gather the lists of all processes, in order of rank."""
     if fabric.world_size == 1:
         return [items]
     gathered: list[Any] = [None] * fabric.world_size

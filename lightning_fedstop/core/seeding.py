@@ -16,7 +16,7 @@ import torch
 
 
 def resolve_seed(seed: int | None = None) -> int:
-    """The seed to use: the argument, else the one ``seed_everything`` set, else 0.
+    """Find the seed to use: the argument, else the one ``seed_everything`` set, else 0.
 
     >>> resolve_seed(7)
     7
@@ -32,7 +32,7 @@ def resolve_seed(seed: int | None = None) -> int:
 
 
 def derive_seed(seed: int, *path: int | str) -> int:
-    """A 63-bit seed for the stream named by ``path``, such as ``(seed, "client", round, client)``.
+    """Derive a 63-bit seed for the stream named by ``path``.
 
     >>> derive_seed(0, "client", 1, 3) == derive_seed(0, "client", 1, 3)
     True
@@ -44,7 +44,7 @@ def derive_seed(seed: int, *path: int | str) -> int:
 
 
 def torch_generator(seed: int, *path: int | str) -> torch.Generator:
-    """A CPU generator for the stream named by ``path``."""
+    """Make a CPU generator for the stream named by ``path``."""
     return torch.Generator().manual_seed(derive_seed(seed, *path))
 
 
@@ -65,7 +65,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 class RandomStream:
-    """The global generators of a client whose work is interleaved with that of others.
+    """Global generators of a client whose work alternates with that of others.
 
     Blocks under :meth:`resumed` draw what one block under :func:`seeded` would draw in their place.
 
@@ -90,7 +90,7 @@ class RandomStream:
 
 
 def global_state() -> dict[str, Any]:
-    """The state of the global generators, without a look at devices that are not in use."""
+    """Copy the state of the global generators on devices in use."""
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.default_generator.get_state()}
     state["numpy"] = np.random.get_state()  # noqa: NPY002 - see `seeded`
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -108,7 +108,7 @@ def restore_state(state: dict[str, Any]) -> None:
 
 
 def _seed_torch(seed: int) -> None:
-    """What ``torch.manual_seed`` does, without queueing a seed, at 1.7 ms a call, for a device that is not in use."""
+    """Seed as ``torch.manual_seed`` does, but queue no seed, 1.7 ms a call, for unused devices."""
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(seed)

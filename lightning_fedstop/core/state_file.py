@@ -1,4 +1,4 @@
-"""The clients' vectors beside a checkpoint, in one file of which a round rewrites only what it changed."""
+"""Clients' vectors beside a checkpoint; a round rewrites only what it changed."""
 
 import os
 import zlib
@@ -80,13 +80,13 @@ class StateFile:
         return row
 
     def settle(self) -> None:
-        """The checkpoint that refers to what was written last is in place: free the slots that it has done with."""
+        """Free the slots that the checkpoint, now in place, has done with."""
         self._free += self._replaced
         self._replaced = []
 
 
 def read_states(manifest: Mapping[str, Any], checkpoint: str | os.PathLike[str]) -> dict[str, dict[int, Tensor]]:
-    """The vectors that a checkpoint refers to, as ``{name: {client: vector}}``.
+    """Read the vectors that a checkpoint refers to, as ``{name: {client: vector}}``.
 
     Args:
         manifest: what :meth:`StateFile.write` gave.

@@ -1,4 +1,4 @@
-"""The mean over the clients of a round of what a module holds beside its trainable parameters."""
+"""Mean over clients of what a module holds beside its trainable parameters."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -33,7 +33,7 @@ class StateMean:
         self.start.restore()
 
     def holding_start(self) -> AbstractContextManager[None]:
-        """Let the module hold the round's start inside the block, and what it held before afterwards."""
+        """Let the module hold the round's start inside the block."""
         return self.start.restored()
 
     def add(self, changed: Mapping[str, Tensor], weight: float) -> None:

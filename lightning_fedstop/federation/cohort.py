@@ -1,4 +1,4 @@
-"""Who takes part in a round, and where."""
+"""Cohorts, and the assignment of clients to processes."""
 
 import heapq
 from abc import ABC, abstractmethod
@@ -16,7 +16,7 @@ class Cohort(ABC):
 
     @abstractmethod
     def sample(self, round: int, num_clients: int, size: int, generator: torch.Generator) -> list[int]:
-        """The clients of one round.
+        """Draw the clients of one round.
 
         Args:
             round: the round's number, from 1.
@@ -49,7 +49,7 @@ class UniformCohort(Cohort):
 
 
 class ScheduledCohort(Cohort):
-    """A fixed schedule of clients, begun again when it is used up.
+    """Fixed schedule of clients, which repeats.
 
     Args:
         schedule: the clients of round 1, 2, ...; ``clients_per_round`` has no effect.

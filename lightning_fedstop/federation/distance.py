@@ -1,4 +1,4 @@
-"""The way of the global model from its start, which the server measures after every round."""
+"""Distance of the global model from its start, measured after every round."""
 
 import math
 from typing import Any
@@ -10,7 +10,9 @@ from lightning_fedstop.stopping.criteria.task_vector import growth_rate
 
 
 class DistanceFromStart:
-    """Measures delta_r = ||theta_r - theta_0||_2, and its growth since the last round in which a client trained.
+    """Measures delta_r = ||theta_r - theta_0||_2 and its growth.
+
+    Growth is that since the last round in which a client trained.
 
     Args:
         device: where theta_0 is held; beside the global model by default.
@@ -59,7 +61,7 @@ class DistanceFromStart:
         self.now = task_vector_distance(theta, self.start)
 
     def row(self) -> dict[str, float]:
-        """The round's columns; growth is NaN in the first round in which a client trains, and no column without one."""
+        """Columns of the round; growth is NaN in the first round with a client, and left out without one."""
         assert self.now is not None
         found = {"distance": self.now}
         if self._trained:

@@ -207,7 +207,7 @@ class LocalTrainer:
                 grad.mul_(scale.to(torch.promote_types(grad.dtype, torch.float32)))
 
     def step(self, client: Client, passes: BatchPasses, find_direction: Callable[[], Tensor | None]) -> None:
-        """Let the optimizer move the model, and count the step unless the batch or the loss scale skips it."""
+        """Let the optimizer move the model, and count the step unless it is skipped."""
         if self._owns_step:
             self._step_of_module(client, passes, find_direction)
             return
@@ -273,7 +273,7 @@ class LocalTrainer:
         return ClientResult(client, delta, start.changed(), client.motion.steps, skipped, is_finite(delta))
 
     def publish(self, result: ClientResult, start: ModuleState) -> None:
-        """Let the module hold the local model of a client that a copy of it has trained, and log what it logged."""
+        """Load the result of a client that a copy of the module has trained."""
         assert result.model is not None
         start.restore()
         self.parameters.vector.copy_(result.model)
@@ -281,7 +281,7 @@ class LocalTrainer:
         self.collector.merge(result.logged)
 
     def epoch(self, batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-        """Give one local epoch's batches, until a hook ends it with -1, as in a ``Trainer``."""
+        """Give one local epoch's batches; a hook that returns -1 ends it."""
         progress = local_progress.get()
         for batch_idx, batch in self.device_batches(batches):
             if progress is not None:
@@ -316,7 +316,7 @@ class LocalTrainer:
 
 @dataclass
 class LocalProgress:
-    """The place of a client in its local training.
+    """Place of a client in its local training.
 
     Attributes:
         batches: its loader.

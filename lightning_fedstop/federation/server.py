@@ -31,7 +31,7 @@ OnNonfinite = Literal["stop", "drop", "keep"]
 
 @dataclass
 class RoundReport:
-    """What a round's training came to, the same on every process.
+    """Outcome of a round's training, the same on every process.
 
     Attributes:
         clients: the clients of the cohort that have samples.
@@ -60,7 +60,7 @@ class RoundReport:
     idle: float = 0.0
 
     def row(self) -> dict[str, Any]:
-        """The report's part of the record's row."""
+        """Give the report's part of the record's row."""
         return {
             "lr": self.lr,
             "clients": len(self.clients),
@@ -76,7 +76,7 @@ class RoundReport:
 
 @dataclass
 class Tally:
-    """What the clients of one process came to in a round.
+    """Totals over the clients of one process in a round.
 
     Attributes:
         nonfinite: the clients whose update was not finite.
@@ -210,13 +210,13 @@ class Server:
         return torch.where(vector == rounded, self.theta, vector.to(self.theta.dtype))
 
     def settle(self) -> None:
-        """Note the global model between two rounds, which a checkpoint from within the next one holds."""
+        """Note the global model between two rounds, for checkpoints from within the next."""
         self.adopt()
         self._settled = self.theta
         self.trainer.solver.settle()
 
     def distance_state(self) -> dict[str, Any]:
-        """The state of :attr:`distance` for a checkpoint; see :meth:`DistanceFromStart.state_dict`."""
+        """State of :attr:`distance` for a checkpoint; see :meth:`DistanceFromStart.state_dict`."""
         if self._state is None and self.distance.now is not None and (held := self._held()) is not self.theta:
             self.distance.measure(held)
         return self.distance.state_dict()
@@ -318,7 +318,7 @@ class Server:
                 self.states.set(name, index, vector)
 
     def states_dict(self) -> dict[str, Any]:
-        """The vectors of all clients, from all processes."""
+        """Vectors of all clients, from all processes."""
         merged: dict[str, Any] = {}
         for (part,) in self.gather([self.states.state_dict()]):
             for name, vectors in part.items():
@@ -326,11 +326,11 @@ class Server:
         return merged
 
     def changed_states(self) -> dict[Key, Tensor]:
-        """The vectors that have changed since this was asked for last, from all processes."""
+        """Vectors that have changed since the last call, from all processes."""
         return {key: vector for (part,) in self.gather([self.states.pop_changed()]) for key, vector in part.items()}
 
     def loss_scales(self) -> list[dict[str, Any]]:
-        """The state of each process's loss scale, in order of rank; none without a scaler."""
+        """State of each process's loss scale, in order of rank; none without a scaler."""
         loss_scale = self.trainer.loss_scale
         return [] if loss_scale.scaler is None else [state for (state,) in self.gather([loss_scale.state_dict()])]
 
@@ -340,7 +340,7 @@ class Server:
         self._trained_on = {client: 0 for vectors in state_dict.values() for client in vectors}
 
     def unsaved_state(self) -> dict[str, Tensor]:
-        """The state that training changes and the module's ``state_dict`` lacks, such as non-persistent buffers."""
+        """State that training changes and the ``state_dict`` lacks, such as non-persistent buffers."""
         names = self._moved - self.trainer.module.state_dict().keys()
         held = untrained_tensors(self.trainer.module, self.parameters.parameters)
         return {name: tensor.detach().clone() for name, *_, tensor in held if name in names}
@@ -403,7 +403,7 @@ class Server:
 
     @contextmanager
     def holding_theta(self) -> Iterator[None]:
-        """Let the module hold the global model of a checkpoint inside the block, whichever client is training."""
+        """Let the module hold the global model of a checkpoint inside the block."""
         if self._state is None:
             yield
             return

@@ -38,23 +38,23 @@ class BatchTransfer:
         self._convert = strategy.precision.convert_input if converts else (lambda batch: batch)
 
     def of_copy(self, module: LightningModule) -> "BatchTransfer":
-        """The same for a copy of the module."""
+        """Make the same for a copy of the module."""
         return BatchTransfer(module, *self._arguments)
 
     def __call__(self, batch: Any, dataloader_idx: int = 0) -> Any:
-        """The batch as ``training_step`` sees it."""
+        """Give the batch as ``training_step`` sees it."""
         batch = self._before(batch, dataloader_idx)
         if self._is_users_move or not self._is_there(batch):
             batch = self._move(batch, self.device, dataloader_idx)
         return self._convert(self._after(batch, dataloader_idx))
 
     def _is_there(self, batch: Any) -> bool:
-        """Whether a batch of the usual form is on the device; to look for tensors in any form takes much longer."""
+        """True if a batch of the usual form is on the device; to look for tensors in any form takes much longer."""
         return type(batch) in (tuple, list) and all(type(x) is Tensor and x.device == self.device for x in batch)
 
 
 def client_sizes(datamodule: Any) -> list[int]:
-    """The samples of each client.
+    """Read the samples of each client.
 
     Raises:
         TypeError: if ``client_sizes`` are no whole numbers.
@@ -127,12 +127,12 @@ class LocalBatches:
 
 
 def limited(batches: Iterable[Any], limit: int | float | None) -> Iterator[Any]:
-    """The first ``limit`` batches (int), that share of them (float), or all (``None``)."""
+    """Give the first ``limit`` batches (int), that share (float), or all (``None``)."""
     return islice(batches, _count(batches, limit))
 
 
 def limited_length(batches: Iterable[Any], limit: int | float | None) -> int | None:
-    """The number of batches that :func:`limited` gives, ``None`` where it is not known."""
+    """Count the batches that :func:`limited` gives; ``None`` where that is not known."""
     length, count = length_of(batches), _count(batches, limit)
     return length if count is None or length is None else min(length, count)
 
@@ -147,7 +147,7 @@ def _count(batches: Iterable[Any], limit: int | float | None) -> int | None:
 
 
 def length_of(batches: Iterable[Any]) -> int | None:
-    """The number of batches, ``None`` where it is not known."""
+    """Count batches; ``None`` where their number is not known."""
     try:
         return len(batches)  # type: ignore[arg-type]
     except (TypeError, NotImplementedError):

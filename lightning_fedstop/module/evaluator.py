@@ -18,7 +18,7 @@ from lightning_fedstop.module.logged import Reduce, ResultCollector, Results
 
 
 def as_loaders(loaders: Any) -> list[Iterable[Any]]:
-    """The loaders in what ``val_dataloader`` or ``test_dataloader`` may return, as a list; none of them if ``None``."""
+    """List the loaders in what ``val_dataloader`` or ``test_dataloader`` may return; none of them if ``None``."""
     if loaders is None:
         return []
     if isinstance(loaders, dict):
@@ -29,7 +29,7 @@ def as_loaders(loaders: Any) -> list[Iterable[Any]]:
 
 
 def given_loaders(name: str, *owners: Any) -> Any:
-    """What the first owner, data module or module, gives that defines ``name``; ``None`` if no one does."""
+    """Get loaders of the first owner, data module or module, that defines ``name``; ``None`` if no one does."""
     for owner in owners:
         parent = LightningModule if isinstance(owner, LightningModule) else LightningDataModule
         if owner is not None and is_overridden(name, owner, parent=parent):
@@ -73,7 +73,7 @@ class Evaluator:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether data would be evaluated: the module has a step of its own, and the limit is above 0."""
+        """True if data would be evaluated: the module has a step of its own, and the limit is above 0."""
         return self.limit != 0 and is_overridden(f"{self.stage}_step", self.module)
 
     def num_batches(self, loaders: Sequence[Iterable[Any]]) -> list[int | float]:
@@ -149,5 +149,5 @@ class Evaluation:
     every: int | None
 
     def is_due(self, round: int) -> bool:
-        """Whether it is due after this round, counted from 1."""
+        """Check whether it is due after this round, counted from 1."""
         return bool(self.loaders) and self.every is not None and round % self.every == 0

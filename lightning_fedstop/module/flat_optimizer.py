@@ -1,4 +1,4 @@
-"""An optimizer's steps on a vector, in one tensor for each of its groups and not one for each parameter.
+"""An optimizer's steps on a vector: one tensor for each group, not for each parameter.
 
 Most of what a step of a small model costs on a CPU is the count of operations.
 """
@@ -25,7 +25,7 @@ PLAIN_PRECISIONS = (Precision, MixedPrecision, HalfPrecision, DoublePrecision)
 
 
 class FlatSolver:
-    """Optimizer of local models that lie in one tensor, of one client or of a stack of M.
+    """Optimizer of local models in one tensor, of one client or a stack.
 
     Args:
         optimizer: its settings and rates are taken; it is left as it is.
@@ -47,7 +47,7 @@ class FlatSolver:
 
     @staticmethod
     def refusal(optimizer: Optimizer, module: LightningModule, precision: Precision) -> str | None:
-        """Reason why an optimizer has to take its own steps on its parameters, ``None`` if there is none."""
+        """Name the reason why an optimizer must step by itself, ``None`` if there is none."""
         name, kind = type(optimizer).__name__, type(precision)
         if getattr(precision, "scaler", None) or kind not in PLAIN_PRECISIONS:
             return f"the precision {precision.precision!r} has {kind.__name__} take one client's steps"
@@ -70,11 +70,11 @@ class FlatSolver:
         self.optimizer.step()
 
     def keep(self, rows: Tensor, x: Tensor, grad: Tensor) -> None:
-        """Go on with these clients of a stack alone, whose models and gradients are now in ``x`` and ``grad``."""
+        """Go on with these clients of a stack alone, now in ``x`` and ``grad``."""
         self._place(x, grad, rows)
 
     def hand_back(self) -> None:
-        """Give the given optimizer the state that it would have if it had taken the steps of one client."""
+        """Give the optimizer the state that its own steps would have left."""
         sizes = dict(zip(self._parameters.parameters, self._parameters.sizes, strict=True))
         starts = dict(zip(sizes, _starts(self._parameters), strict=True))
         for group, spans in zip(self.optimizer.param_groups, self._spans, strict=True):
@@ -107,19 +107,19 @@ class FlatSolver:
 
 
 def _part(value: Any, leaf: Tensor, part: slice, shape: torch.Size) -> Any:
-    """What an optimizer's state of a whole tensor is for a part of it."""
+    """Cut a part out of an optimizer's state of a whole tensor."""
     if not isinstance(value, Tensor):
         return value
     return value[part].view(shape).clone() if value.shape == leaf.shape else value.clone()
 
 
 def _is_stacked(value: Any) -> bool:
-    """Whether an optimizer's state is a number for each parameter, not one such as the count of steps."""
+    """True if a state has a number for each parameter, unlike a count of steps."""
     return isinstance(value, Tensor) and value.dim() > 1
 
 
 def _starts(parameters: FlatParameters) -> list[int]:
-    """Where each parameter begins in the vector."""
+    """List where each parameter begins in the vector."""
     return [0, *accumulate(parameters.sizes[:-1])]
 
 

@@ -76,7 +76,7 @@ class Hooks:
         self._call_of(CriterionCallback, name)
 
     def monitoring(self, name: str) -> None:
-        """Call one hook of the callbacks that monitor what the others and the module logged in it."""
+        """Call one hook of the callbacks that monitor logged values."""
         self._call_of(_MONITORS, name)
 
     def _call_of(self, kind: type | tuple[type, ...], name: str) -> None:
@@ -85,7 +85,7 @@ class Hooks:
                 hook()
 
     def owners(self, name: str) -> list[Any]:
-        """The callbacks that have a hook of their own by this name, and the module if it does."""
+        """List the callbacks, and the module, that have a hook by this name."""
         callbacks = [callback for callback in self.loop.callbacks if _has(callback, name, Callback)]
         return callbacks + [self.module] * _has(self.module, name, LightningModule)
 
@@ -106,14 +106,14 @@ class Hooks:
 
 
 def is_users(owner: Any) -> bool:
-    """Check whether an object is neither Lightning's nor of this package, or calls a user's functions."""
+    """Check whether an object is, or calls, a user's own code."""
     return isinstance(owner, LambdaCallback) or not type(owner).__module__.startswith(
         ("lightning.", "lightning_fedstop.")
     )
 
 
 def _has(owner: Any, name: str, parent: type) -> bool:
-    """Whether ``owner`` has a hook of its own; hooks that only this package knows need no parent."""
+    """Check whether ``owner`` has a hook of its own; hooks that only this package knows need no parent."""
     if not callable(getattr(owner, name, None)):
         return False
     # Lightning's check sees through mocks, partials and hooks set on the instance.

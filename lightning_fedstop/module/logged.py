@@ -1,4 +1,4 @@
-"""What a module logs, gathered over a round or an evaluation and reported once."""
+"""Logged values, gathered over a round or an evaluation and reported once."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -120,7 +120,7 @@ class ResultCollector:
 
     @contextmanager
     def catching(self) -> Iterator[list[Caught]]:
-        """Keep what is logged inside the block, which runs for a stack of clients at once, in the list it gives."""
+        """Catch what is logged inside the block, for a stack of clients, in a list."""
         caught: list[Caught] = []
         self._caught = caught
         try:
@@ -129,7 +129,7 @@ class ResultCollector:
             self._caught = None
 
     def snapshot(self) -> dict[str, _Entry]:
-        """What was logged so far, for :meth:`restore`."""
+        """Copy what was logged so far, for :meth:`restore`."""
         return {name: replace(entry) for name, entry in self._entries.items()}
 
     def restore(self, entries: dict[str, _Entry]) -> None:
@@ -137,7 +137,7 @@ class ResultCollector:
         self._entries = entries
 
     def take(self) -> dict[str, _Entry]:
-        """What was logged so far, which is forgotten here."""
+        """Give what was logged so far and forget it."""
         entries, self._entries = self._entries, {}
         return entries
 
@@ -239,7 +239,7 @@ class ResultCollector:
         return self._batch_size
 
     def compute(self, reduce: Reduce, gather: Callable[[list[Any]], Iterable[Any]]) -> Results:
-        """The metrics over all processes; forgets them, and resets the ``Metric`` objects.
+        """Compute the metrics over all processes; forgets them, and resets the ``Metric`` objects.
 
         Args:
             reduce: reduces a tensor over processes.

@@ -6,7 +6,7 @@ from lightning.fabric.plugins.precision import Precision
 
 
 class LossScale:
-    """The scale that goes on from client to client and from round to round, as a ``Trainer``'s does over a fit.
+    """Loss scale that goes on from client to client, as a ``Trainer``'s does over a fit.
 
     Each process has its own. It starts high and halves with every step whose gradient is not finite, so the order of
     clients, and their split over processes, shows in the steps that are skipped.
@@ -28,7 +28,7 @@ class LossScale:
         self._at_start = self.precision.state_dict()
 
     def end_round(self) -> None:
-        """The round is done: a checkpoint holds the scale as it is now."""
+        """End the round: a checkpoint holds the scale as it is now."""
         self._at_start = None
 
     def state_dict(self) -> dict[str, Any]:

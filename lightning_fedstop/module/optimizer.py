@@ -20,7 +20,7 @@ from lightning_fedstop.utilities.plain import as_in
 
 
 class LocalSolver:
-    """The optimizer and the learning rate scheduler that a module configures.
+    """Optimizer and learning rate scheduler that a module configures.
 
     The optimizer forgets its state (momentum buffers, moments, counters) before every client; the scheduler steps once
     per round, whatever its ``interval`` says.
@@ -47,14 +47,14 @@ class LocalSolver:
         self._withheld_in: set[int] = set()
 
     def with_copies(self, module: LightningModule, optimizer: Optimizer) -> "LocalSolver":
-        """The same solver for copies of the module and its optimizer, at this round's rates."""
+        """Make the same solver for copies of the module and its optimizer."""
         other = copy(self)
         other.module, other.optimizer, other.scheduler_config = module, optimizer, None
         other._flat = None
         return other
 
     def flatten(self, parameters: FlatParameters, precision: Precision) -> None:
-        """Take the steps on the vector of parameters, where that comes to the same, until :meth:`expose`."""
+        """Take the steps on the vector of parameters until :meth:`expose`, where allowed."""
         if not self._state and FlatSolver.refusal(self.optimizer, self.module, precision) is None:
             self._flat = FlatSolver(self.optimizer, parameters, parameters.vector, parameters.grad)
 
@@ -69,7 +69,7 @@ class LocalSolver:
             self._withheld_in.discard(thread)
 
     def expose(self) -> Optimizer:
-        """The module's own optimizer for somebody to look at or change, which takes the steps itself from now on.
+        """Give out the module's own optimizer, which takes the steps itself from now on.
 
         Raises:
             MisconfigurationException: in a step of several clients, each of which has an optimizer of its own.
@@ -86,7 +86,7 @@ class LocalSolver:
 
     @property
     def is_flat(self) -> bool:
-        """Whether the steps are taken on the vector of parameters."""
+        """True while the steps are taken on the vector of parameters."""
         return self._flat is not None
 
     def step(self, precision: Precision) -> None:
@@ -114,7 +114,7 @@ class LocalSolver:
 
     @property
     def has_changed(self) -> bool:
-        """Whether the rates are no longer the round's."""
+        """True if the rates are no longer the round's."""
         return self._round_groups is not None and self._groups() != self._round_groups
 
     def start_client(self) -> None:
@@ -160,22 +160,22 @@ class LocalSolver:
 
     @property
     def lr(self) -> float:
-        """The learning rate of the first parameter group, as it is now."""
+        """Learning rate of the first parameter group, as it is now."""
         return float(self.optimizer.param_groups[0]["lr"])
 
     @property
     def moves(self) -> bool:
-        """Whether any learning rate is not 0 now."""
+        """True if any learning rate is not 0 now."""
         return any(float(group["lr"]) != 0 for group in self.optimizer.param_groups)
 
     @property
     def momentum(self) -> float:
-        """The heavy-ball momentum of the first parameter group, 0 where the optimizer has none."""
+        """Heavy-ball momentum of the first parameter group, 0 without one."""
         return float(self.optimizer.param_groups[0].get("momentum", 0.0))
 
     @property
     def is_plain_sgd(self) -> bool:
-        """Whether the steps are those of SGD with at most heavy-ball momentum and no dampening."""
+        """True for steps of SGD with at most heavy-ball momentum and no dampening."""
         groups = self.optimizer.param_groups
         return type(self.optimizer) is SGD and not any(
             g.get("dampening") or g.get("nesterov") or g.get("maximize") for g in groups
@@ -187,13 +187,13 @@ class LocalSolver:
         return [(float(group["lr"]), float(group.get("momentum") or 0.0)) for group in self.optimizer.param_groups]
 
     def runs(self, parameters: FlatParameters) -> list[tuple[int | None, int]]:
-        """The parameter group of each tensor in the vector, ``None`` if no step moves it, and the tensor's size."""
+        """List group (``None`` if no step moves it) and size of each tensor."""
         groups = self.optimizer.param_groups
         owner = {id(p): number for number, group in enumerate(groups) for p in group["params"]}
         return [(owner.get(id(p)), size) for p, size in zip(parameters.parameters, parameters.sizes, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
-        """The scheduler's state and the rates it has set."""
+        """Give the scheduler's state and the rates it has set."""
         config = self.scheduler_config
         during_round = deepcopy(self._settled_groups or self._round_groups)
         groups = self._groups() if self._round_groups is None else during_round

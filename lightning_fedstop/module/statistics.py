@@ -15,9 +15,9 @@ _METRIC_COUNTERS = ("_update_count", "_computed")
 
 @contextmanager
 def frozen_statistics(module: nn.Module, trained: Iterable[Tensor]) -> Iterator[None]:
-    """Put running statistics, frozen parameters and metrics back after the block, which holds a whole pass.
+    """Put running statistics, frozen parameters and metrics back after the block.
 
-    Layers normalise by the batch inside it all the same.
+    Inside it, which holds a whole pass, layers normalise by the batch.
 
     Args:
         module: the module.

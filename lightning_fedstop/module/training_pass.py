@@ -19,7 +19,7 @@ from lightning_fedstop.module.statistics import frozen_statistics
 
 
 class TrainingPass:
-    """Fills the vector of gradients from a batch, with a ``Trainer``'s hooks around the backward pass.
+    """Fills the vector of gradients from a batch, with a ``Trainer``'s hooks.
 
     Args:
         module: the module.

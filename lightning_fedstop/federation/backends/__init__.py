@@ -1,1 +1,1 @@
-"""The ways of training a cohort's clients."""
+"""Ways of training a cohort's clients."""

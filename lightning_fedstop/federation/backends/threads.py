@@ -1,4 +1,7 @@
-"""Several clients at once, in threads of one process, which on a CPU beats one client on all cores."""
+"""Several clients at once, in threads of one process.
+
+On a CPU this beats one client on all cores.
+"""
 
 import threading
 import time
@@ -25,7 +28,9 @@ from lightning_fedstop.utilities.thread_safety import declares_thread_safety
 
 
 class Threads:
-    """Back end that trains each client in a thread, with a copy of the module and a share of torch's threads.
+    """Back end that trains each client in a thread, on a copy of the module.
+
+    Each thread has its share of torch's threads.
 
     Clients are handed out as threads become free and come back in the order of the jobs, so that a round gives the same
     bits as one client after the other on that many torch threads. The contract for module, data and method stands in

@@ -18,7 +18,7 @@ MakeHooks = Callable[[Hooks, LightningModule], Hooks]
 
 
 def trainer_on_copy(source: LocalTrainer, make_hooks: MakeHooks) -> LocalTrainer:
-    """Make the same local training loop on a copy of its module, optimizer and logged values.
+    """Make the same local training loop on a copy of its module.
 
     Args:
         source: the loop; the data module, the method and the Trainer of its module are shared.
@@ -58,7 +58,7 @@ class Cancelled(Exception):
 
 
 class Worker:
-    """A copy of the module in which one thread trains clients, while other threads do the same in theirs.
+    """A copy of the module in which one thread trains clients.
 
     Args:
         source: the local training loop whose module, as it is now, is copied.

@@ -20,9 +20,10 @@ OWN_STEPS = ("backward", "optimizer_step", "configure_gradient_clipping", "optim
 
 
 class Stacked:
-    """Back end that trains the clients of a process at once, on vectors of shape ``(M, d)``.
+    """Back end that trains the clients of a process as one stack.
 
-    Experimental until measured on an accelerator. All clients take their k-th step together. A client that has run out
+    Experimental until measured on an accelerator. Vectors have the shape ``(M, d)``, and all clients take their k-th
+    step together. A client that has run out
     of batches leaves the stack. Batches of equal shape go through the module in one pass, see
     :func:`~lightning_fedstop.federation.backends.stacked.batches.group_batches`.
 
@@ -78,7 +79,7 @@ class Stacked:
             job.client.vectors = {}
 
     def suits(self, jobs: Sequence[Job]) -> bool:
-        """Check that these clients can be stacked, by a step of two of them the first time."""
+        """Check that these clients can be stacked, at first by a step of two."""
         if self.steps is None and self.refusal is None:
             try:
                 if reason := self.known_refusal():
@@ -119,7 +120,7 @@ class Stacked:
             job.client.vectors = {}
 
     def known_refusal(self) -> str | None:
-        """Name what is known not to be stacked before anything is tried, ``None`` if nothing is."""
+        """Name what is known not to be stacked, ``None`` if nothing is."""
         trainer, hooks = self.trainer, self.trainer.hooks
         name = type(trainer.module).__name__
         for own in (*OWN_STEPS, *BATCH_HOOKS):

@@ -100,7 +100,7 @@ def _size_of(leaves: list[Any]) -> int | None:
 
 
 def _shapes(row: _Row, pads: bool) -> list[Any]:
-    """What must agree for two batches to be stacked."""
+    """List all that must agree for two batches to be stacked."""
     start = 1 if pads and row.size else 0
     return [
         (leaf.dtype, leaf.device, leaf.shape[start:]) if isinstance(leaf, Tensor) else _plain(leaf)

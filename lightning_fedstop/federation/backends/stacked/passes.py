@@ -20,7 +20,7 @@ from lightning_fedstop.module.training_pass import batch_end_outputs, loss_of
 
 @dataclass
 class Passed:
-    """What a pass gives.
+    """Outcome of a pass.
 
     Attributes:
         grad: shape ``(m, d)``.
