@@ -3,10 +3,14 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from lightning_fedstop.data import Iid, Partition
 from lightning_fedstop.methods import FedAvg
+from lightning_fedstop.models import ImageClassifier
+from tests.helpers import make_loop
 from tests.methods.problems import ALL, quadratic
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,3 +64,29 @@ def test_every_table_is_one_to_markdown(page):
     for header, rule, *rows in tables(page):
         assert re.fullmatch(r"\|(?: *:?-+:? *\|)+", rule), f"{rule!r} below {header!r} does not make a table"
         assert {len(cells(row)) for row in (rule, *rows)} == {len(cells(header))}, header
+
+
+def documented(page, name):
+    (code,) = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), flags=re.DOTALL)
+    names = {"__name__": "documented"}
+    exec(compile(code, page, "exec"), names)
+    return names[name]
+
+
+def test_the_documented_skew_deals_as_it_says():
+    skew = documented("add_a_skew.md", "GeometricSkew")(factor=0.5)
+    partition = Partition.create(skew, np.zeros(107, int), 3, seed=1)
+    assert partition.sizes.tolist() == [60, 31, 16]
+    assert sorted(partition.indices.tolist()) == list(range(107))
+    assert partition.digest != Partition.create(skew, np.zeros(107, int), 3, seed=2).digest
+    with pytest.raises(ValueError, match="cannot deal 2 samples"):
+        skew.partition(np.zeros(2, int), 3)
+
+
+def test_the_documented_data_set_trains(tmp_path):
+    data = documented("add_a_dataset.md", "Bars")(num_clients=4, skew=Iid())
+    model = ImageClassifier("test_resnet", num_classes=2, in_chans=1, lr=0.05)
+    loop = make_loop(tmp_path, max_rounds=1, clients_per_round=2, local_epochs=1)
+    loop.fit(model, data)
+    assert data.client_sizes == [150] * 4
+    assert loop.current_epoch == 1

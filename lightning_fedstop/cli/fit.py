@@ -27,6 +27,7 @@ from lightning_fedstop.cli.links import (
 )
 from lightning_fedstop.cli.override import own_defaults
 from lightning_fedstop.data import MedMNIST
+from lightning_fedstop.data.registry import public_classes
 from lightning_fedstop.loop.checkpoint_file import read_checkpoint
 from lightning_fedstop.loop.federated_loop import FederatedLoop
 from lightning_fedstop.models import ImageClassifier
@@ -34,9 +35,8 @@ from lightning_fedstop.utilities.paths import local_path
 
 # Short class names in a configuration are looked up among the classes that have been imported.
 for _module in ("cohort", "methods", "data", "models", "stopping.baselines", "stopping.consensus_early_stopping"):
-    _package = import_module(f"lightning_fedstop.{_module}")
-    for _name in _package.__all__:  # `data` imports its names when they are used
-        getattr(_package, _name)
+    import_module(f"lightning_fedstop.{_module}")
+public_classes(LightningDataModule)  # which imports all files of skews and data modules
 # `released_code.FedLESAM` is how the methods' documentation and the paper's configurations name that class.
 sys.modules.setdefault("released_code", import_module("lightning_fedstop.methods.released_code"))
 

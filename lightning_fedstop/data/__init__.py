@@ -12,21 +12,25 @@ if TYPE_CHECKING:
     from lightning_fedstop.data.federated import Federated, FederatedDataModule
     from lightning_fedstop.data.medmnist import MedMNIST
     from lightning_fedstop.data.npz import NpzImages
+    from lightning_fedstop.data.partitions.dirichlet import DirichletSkew
+    from lightning_fedstop.data.partitions.iid import Iid
     from lightning_fedstop.data.partitions.partition import Partition
-    from lightning_fedstop.data.partitions.skew import DirichletSkew, Iid, PathologicalSkew, QuantitySkew, Skew
+    from lightning_fedstop.data.partitions.pathological import PathologicalSkew
+    from lightning_fedstop.data.partitions.quantity import QuantitySkew
+    from lightning_fedstop.data.partitions.skew import Skew
 
 _LAZY_IMPORTS = {
     "ArrayDataModule": "arrays",
     "Digits": "digits",
-    "DirichletSkew": "partitions.skew",
+    "DirichletSkew": "partitions.dirichlet",
     "Federated": "federated",
     "FederatedDataModule": "federated",
-    "Iid": "partitions.skew",
+    "Iid": "partitions.iid",
     "MedMNIST": "medmnist",
     "NpzImages": "npz",
     "Partition": "partitions.partition",
-    "PathologicalSkew": "partitions.skew",
-    "QuantitySkew": "partitions.skew",
+    "PathologicalSkew": "partitions.pathological",
+    "QuantitySkew": "partitions.quantity",
     "Skew": "partitions.skew",
 }
 

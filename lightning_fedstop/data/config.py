@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from lightning_fedstop.data.partitions.skew import Iid, Skew
+from lightning_fedstop.data.partitions.iid import Iid
+from lightning_fedstop.data.partitions.skew import Skew
 
 
 def as_skew(value: Skew | Mapping[str, Any] | None) -> Skew:
@@ -17,7 +18,7 @@ def as_skew(value: Skew | Mapping[str, Any] | None) -> Skew:
     Raises:
         TypeError: if ``value`` is neither, or names a class that is no skew, which is not called.
 
-    >>> as_skew({"class_path": "lightning_fedstop.data.partitions.skew.Iid", "init_args": {}})
+    >>> as_skew({"class_path": "lightning_fedstop.data.partitions.iid.Iid", "init_args": {}})
     Iid(variant='paper', min_samples=1)
     """
     if value is None:

@@ -19,6 +19,7 @@ from lightning_fedstop.data.labels import dataset_labels
 from lightning_fedstop.data.loader import OWN_CLIENTS, TrainingLoader
 from lightning_fedstop.data.partitions.partition import Partition, unlabelled_fingerprint
 from lightning_fedstop.data.partitions.skew import Skew
+from lightning_fedstop.data.registry import is_own
 from lightning_fedstop.utilities.thread_safety import declares_thread_safety
 from lightning_fedstop.utilities.validate import other_package, whole_number
 
@@ -259,7 +260,7 @@ class Federated(FederatedDataModule):
         is_new = not loader.draws_from(self._loader)
         if is_new:
             loader.tell_of_replaced_sampler()
-            if self.partition_path is None and type(self.skew).__module__ == Skew.__module__:
+            if self.partition_path is None and is_own(type(self.skew)):
                 loader.tell_of_parts()
             n = len(loader.samples)
             labels = dataset_labels(loader.training_set, by_list=loader.by_list) if self._asks_for_classes(n) else None

@@ -1,5 +1,5 @@
-"""Import path kept for saved configurations: :mod:`lightning_fedstop.data.partitions.skew`."""
+"""Import path kept for saved configurations."""
 
-from lightning_fedstop.data.partitions.skew import DirichletSkew, Iid, PathologicalSkew, QuantitySkew, Skew
+from lightning_fedstop.data import DirichletSkew, Iid, PathologicalSkew, QuantitySkew, Skew
 
 __all__ = ["DirichletSkew", "Iid", "PathologicalSkew", "QuantitySkew", "Skew"]

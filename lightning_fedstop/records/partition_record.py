@@ -14,8 +14,6 @@ from lightning_fedstop.utilities.files import atomic_file
 
 PARTITION_FILE = "partition.json"
 _ROWS_AT_ONCE = 1000
-_DATA_CLASSES = ("Digits", "MedMNIST", "NpzImages")
-_SKEWS = ("DirichletSkew", "Iid", "PathologicalSkew", "QuantitySkew")
 
 
 @dataclass(frozen=True)
@@ -127,13 +125,14 @@ def deal_again(config: Mapping[str, Any]) -> PartitionCounts:
     Raises:
         ValueError: if the configuration names other classes or the data cannot be read, with the reason.
     """
+    from lightning_fedstop.data import ArrayDataModule, Skew
+
     given = config.get("data")
     given = given if isinstance(given, Mapping) else {}
-    name = _own(given.get("class_path"), _DATA_CLASSES, "data module")
+    data_class = _own(given.get("class_path"), ArrayDataModule, "data module")
     arguments = dict(given.get("init_args") or {})
     skew = arguments.get("skew")
-    if isinstance(skew, Mapping):
-        _own(skew.get("class_path"), _SKEWS, "skew")
+    skew_class = _own(skew.get("class_path"), Skew, "skew") if isinstance(skew, Mapping) else None
     if arguments.get("seed") is None and isinstance(config.get("seed_everything"), int):
         arguments["seed"] = config["seed_everything"]
     # Nothing is downloaded, and nothing written.
@@ -141,13 +140,10 @@ def deal_again(config: Mapping[str, Any]) -> PartitionCounts:
         arguments["download"] = False
     arguments.pop("cache_dir", None)
 
-    from lightning_fedstop import data
-
     try:
-        if isinstance(skew, Mapping):
-            skew_class = getattr(data, str(skew["class_path"]).rpartition(".")[2])
+        if isinstance(skew, Mapping) and skew_class is not None:
             arguments["skew"] = skew_class(**(skew.get("init_args") or {}))
-        datamodule = getattr(data, name)(**arguments)
+        datamodule = data_class(**arguments)
         datamodule.prepare_data()
         datamodule.setup("fit")
         return partition_counts(datamodule)
@@ -157,10 +153,12 @@ def deal_again(config: Mapping[str, Any]) -> PartitionCounts:
         ) from None
 
 
-def _own(class_path: Any, known: tuple[str, ...], kind: str) -> str:
+def _own(class_path: Any, base: type, kind: str) -> Any:
+    """The class of this package that a configuration names by a short name or a path; no other is imported."""
+    from lightning_fedstop.data.registry import public_classes
+
     package, _, name = str(class_path).rpartition(".")
-    if name not in known or not (
-        not package or package == "lightning_fedstop" or package.startswith("lightning_fedstop.")
-    ):
+    found: type | None = public_classes(base).get(name)
+    if found is None or package.partition(".")[0] not in ("", "lightning_fedstop"):
         raise ValueError(f"the {kind} {class_path} is not one of this package" if class_path else f"no {kind} is named")
-    return name
+    return found

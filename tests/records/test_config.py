@@ -42,7 +42,10 @@ def test_a_run_built_in_python_describes_itself(tmp_path):
         ({"x": {1}}, {"x": [1]}),
         (
             DirichletSkew(0.5),
-            {"class_path": "lightning_fedstop.data.partitions.skew.DirichletSkew", "init_args": {"concentration": 0.5}},
+            {
+                "class_path": "lightning_fedstop.data.partitions.dirichlet.DirichletSkew",
+                "init_args": {"concentration": 0.5},
+            },
         ),
         (object(), {"class_path": "builtins.object"}),
         (np.arange(3), {"class_path": "numpy.ndarray"}),

@@ -18,6 +18,7 @@ from lightning_fedstop.data.classes import IntArray, are_tabulated, class_ids, c
 from lightning_fedstop.data.partitions.picture import draw_clients
 from lightning_fedstop.data.partitions.skew import Skew
 from lightning_fedstop.data.partitions.table import as_text, clients_table
+from lightning_fedstop.data.registry import is_own
 from lightning_fedstop.utilities.extras import require_extra
 from lightning_fedstop.utilities.paths import local_path
 from lightning_fedstop.utilities.validate import whole_number
@@ -62,7 +63,7 @@ class Partition:
     Raises:
         ValueError: if the arrays do not fit together.
 
-    >>> from lightning_fedstop.data.partitions.skew import Iid
+    >>> from lightning_fedstop.data.partitions.iid import Iid
     >>> partition = Partition.create(Iid(), np.array([0, 1, 0, 1, 1]), num_clients=2)
     >>> partition.sizes.tolist(), len(partition)
     ([3, 2], 2)
@@ -122,7 +123,7 @@ class Partition:
     def _warn_of_unused(self, skew: Skew) -> None:
         unused = self.num_samples - len(np.unique(self.indices))
         # The package's own say so themselves, or are meant to.
-        if unused and type(skew).__module__ != Skew.__module__:
+        if unused and not is_own(type(skew)):
             rank_zero_warn(f"{self.skew} gives {unused} of {self.num_samples} samples to no client.")
 
     def __len__(self) -> int:

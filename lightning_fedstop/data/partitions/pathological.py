@@ -1,4 +1,4 @@
-"""Who holds which classes, and how a class is split over its holders (eq. (3))."""
+"""Label skew of a few classes each, equation (3) of the paper."""
 
 from typing import Any
 
@@ -6,7 +6,90 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 
-from lightning_fedstop.data.classes import IntArray
+from lightning_fedstop.data.classes import IntArray, class_ids
+from lightning_fedstop.data.partitions.draws import (
+    by_class,
+    client_prior_draw,
+    legacy_generator,
+    lists_of,
+    partition_generator,
+)
+from lightning_fedstop.data.partitions.skew import Skew, Variant
+from lightning_fedstop.utilities.validate import one_of, whole_number
+
+
+class PathologicalSkew(Skew):
+    r"""Label skew (Pathological): every client holds samples of exactly c distinct classes, eq. (3).
+
+    The N·c places are spread over the classes as evenly as the class sizes allow, who holds what is shuffled, and each
+    class is split evenly over its holders. Every sample goes to exactly one client and every class has a holder if
+    N·c >= C; otherwise C - N·c classes stay unused, with a warning. If there are too few samples to give every client
+    c classes, some get fewer, with a warning.
+
+    ``variant="released_code"`` is the authors' draw: random c classes per client, equal sizes (the remainder to client
+    0), and classes that start again when exhausted, so that samples are **reused** and others never used.
+
+    Args:
+        classes_per_client: c.
+        variant: ``"paper"`` or ``"released_code"``.
+        min_samples: samples each client gets at least.
+
+    Raises:
+        ValueError: if an argument is out of range.
+
+    >>> labels = np.repeat(np.arange(10), 50)
+    >>> clients = PathologicalSkew(classes_per_client=2).partition(labels, 20)
+    >>> {len(np.unique(labels[client])) for client in clients}
+    {2}
+    """
+
+    def __init__(self, classes_per_client: int = 2, variant: Variant = "paper", min_samples: int = 1) -> None:
+        self.classes_per_client = whole_number("classes_per_client", classes_per_client, 1)
+        self.variant = one_of("variant", variant, ("paper", "released_code"))
+        self.min_samples = whole_number("min_samples", min_samples, 0)
+
+    def partition(self, labels: IntArray, num_clients: int, seed: int = 0) -> list[IntArray]:
+        """Deal the samples; see :meth:`Skew.partition`.
+
+        Raises:
+            ValueError: if ``classes_per_client`` exceeds the classes there are, or ``min_samples`` cannot be met.
+        """
+        names = np.unique(class_ids(labels))
+        labels = self._checked(labels, num_clients, seed)
+        present, classes = np.unique(labels, return_inverse=True)
+        if self.classes_per_client > len(present):
+            raise ValueError(
+                f"`classes_per_client={self.classes_per_client}` is more than the {len(present)} classes the training "
+                f"set has."
+            )
+        if self.variant == "released_code":
+            return self._released_code(labels, num_clients, seed)
+        rng = partition_generator(seed)
+        order, class_sizes = by_class(classes, rng)
+        holders = holders_per_class(class_sizes, num_clients, self.classes_per_client, self.min_samples, rng)
+        warn_of_gaps(holders, class_sizes, names, num_clients, self.classes_per_client)
+        slots = deal_classes(holders, num_clients, self.classes_per_client, rng)
+        owner = split_classes(slots, order, class_sizes, rng)
+        smallest = int(np.bincount(owner[owner >= 0], minlength=num_clients).min())
+        if smallest < self.min_samples:
+            raise ValueError(
+                f"PathologicalSkew cannot deal {len(labels)} samples to {num_clients} clients with at least "
+                f"{self.min_samples} each of {self.classes_per_client} classes: the smallest would hold {smallest}; "
+                f"lower `num_clients` or `min_samples`, or raise `classes_per_client`."
+            )
+        return lists_of(owner, num_clients)
+
+    def _released_code(self, labels: IntArray, num_clients: int, seed: int) -> list[IntArray]:
+        rng = legacy_generator(seed)
+        order = rng.permutation(len(labels)).astype(np.int64)
+        held = np.zeros((num_clients, int(labels.max()) + 1))
+        held[:, : self.classes_per_client] = 1
+        for row in held:
+            rng.shuffle(row)
+        c = self.classes_per_client
+        # The authors leave a 0 where a class is not held; no draw is below it, so that the class is never taken.
+        cumulative = np.where(held > 0, np.cumsum(held, axis=1) / c, 0.0)
+        return client_prior_draw(labels, order, held / c, cumulative, rng)
 
 
 def holders_per_class(
