@@ -8,7 +8,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "lightning_fedstop"
 MODULES = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("*.py"))}
 BANNED = re.compile(r"\b(anew|falls back|all the same|is told|be it)\b")
 LONGEST = 15
-UNMENDED = 124  # to be lowered to 0, never raised
+UNMENDED = 103  # to be lowered to 0, never raised
 
 
 def sentences(path):
