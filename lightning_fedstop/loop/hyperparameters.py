@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning_fedstop.core.seeding import resolve_seed
-from lightning_fedstop.records.config import constructor_arguments
 from lightning_fedstop.stopping.callbacks.base import CriterionCallback
+from lightning_fedstop.utilities.describe import constructor_arguments
 
 
 def logged_hyperparameters(loop: Any) -> dict[str, Any]:

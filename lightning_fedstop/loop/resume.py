@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_fedstop.federation.cohort import cohort_size
 from lightning_fedstop.module.batches import client_sizes
 from lightning_fedstop.module.optimizer import LocalSolver
-from lightning_fedstop.records.config import constructor_arguments
+from lightning_fedstop.utilities.describe import constructor_arguments, leaves
 
 RUN_ARGUMENTS = (
     "local_epochs",
@@ -273,18 +273,14 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-def _flat(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if str(key).startswith("_"):
-            continue  # how the command line built it
-        if isinstance(value, Mapping) and "class_path" in value:
-            # As the command line has it.
-            yield f"{prefix}{key}", str(value["class_path"]).rpartition(".")[2]
-            yield from _flat(value.get("init_args") or {}, f"{prefix}{key}.")
-        elif isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        elif _is_plain(value):
-            yield f"{prefix}{key}", _plain(value)
+def _flat(values: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield settings by flat name; of a class as the command line has it, its name and its arguments."""
+    for key, value in leaves(values):
+        # Names with an underscore: how the command line built it.
+        if not re.search(r"(^|\.)_", key) and _is_plain(value):
+            if key.endswith(".class_path"):
+                key, value = key.removesuffix(".class_path"), str(value).rpartition(".")[2]
+            yield key.replace(".init_args.", "."), _plain(value)
 
 
 def _is_plain(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The configuration of a run that was built in Python, for its record."""
+"""Configuration of a run that was built in Python, for its record."""
 
 import functools
 import inspect
@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import yaml
 
+from lightning_fedstop.utilities.describe import constructor_arguments
+
 HEADER = (
     "# Described from the objects of a run that was built in Python. `fedstop fit --config` runs it again where each\n"
     "# class can be imported and keeps its arguments under their names, or as hyperparameters.\n"
@@ -16,7 +18,7 @@ HEADER = (
 
 
 def write_config(path: Path, trainer: Mapping[str, Any], model: Any, datamodule: Any, seed: str | None) -> None:
-    """Write ``config.yaml`` in the layout of the command line, unless the command line has written it.
+    """Write ``config.yaml`` in the layout of the command line, unless there is one.
 
     Args:
         path: the file.
@@ -32,33 +34,8 @@ def write_config(path: Path, trainer: Mapping[str, Any], model: Any, datamodule:
     path.write_text(HEADER + yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
 
 
-def constructor_arguments(owner: object) -> dict[str, Any]:
-    """What an object was built with, as far as it keeps it under the arguments' names.
-
-    >>> from lightning_fedstop.data import DirichletSkew
-    >>> constructor_arguments(DirichletSkew(0.3))["concentration"]
-    0.3
-    """
-    if not hasattr(owner, "__dict__"):  # keeps nothing under a name, as an array does
-        return {}
-    try:
-        parameters = inspect.signature(type(owner)).parameters.values()
-    except (ValueError, TypeError):  # classes written in C
-        return {}
-    kept = {}
-    for parameter in parameters:
-        # `_version` of a logger is what it was given, `version` the number that it takes.
-        name = f"_{parameter.name}" if f"_{parameter.name}" in vars(owner) else parameter.name
-        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) and hasattr(owner, name):
-            value = getattr(owner, name)
-            # Not what was made of the argument, such as the seconds of a duration.
-            if not isinstance(value, float) or _may_be_float(parameter):
-                kept[parameter.name] = value
-    return kept
-
-
 def described(value: Any) -> Any:
-    """A value that YAML can hold, in the words of the command line.
+    """Describe a value in YAML's types, as the command line does.
 
     Args:
         value: numbers and text stay as they are, objects become their class and their arguments, functions their path.
@@ -119,8 +96,3 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, Mapping):
         return all(map(_is_plain, value.values()))
     return value is None or isinstance(value, bool | int | float | str | Path)
-
-
-def _may_be_float(parameter: inspect.Parameter) -> bool:
-    annotation = parameter.annotation
-    return annotation is parameter.empty or any(word in str(annotation) for word in ("float", "Any"))

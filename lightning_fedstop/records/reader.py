@@ -1,4 +1,4 @@
-"""Read what runs have left behind: their records, or the CSV files of other tools.
+"""Reader of records of runs and of CSV files of other tools.
 
 Neither torch nor Lightning nor NumPy is imported here, so that reading takes no longer than the files do.
 """
@@ -26,7 +26,7 @@ CONFIG_FILE = "config.yaml"
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of one run.
+    """Record of one run.
 
     Attributes:
         name: What the run is called in tables.
@@ -54,7 +54,9 @@ class Record:
     nan_rounds: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
     def measured(self, column: str) -> tuple[list[int], list[float]]:
-        """The rounds in which a column has a value, and the values; a ``nan`` in the file is one.
+        """Return the rounds in which a column has a value, and the values.
+
+        A ``nan`` in the file is a value.
 
         Raises:
             ValueError: If there is no such column, or it cannot be read as numbers.
@@ -199,7 +201,10 @@ def _as_paths(paths: PathLike | Sequence[PathLike]) -> list[Path]:
 
 
 def _found(paths: PathLike | Sequence[PathLike]) -> dict[Path, Path | None]:
-    """The records, sorted; and for each that was named itself, be it by a folder that holds no other, by what path."""
+    """Map each record, in order, to the path the user gave, or ``None``.
+
+    A folder that holds a single record names it too.
+    """
     found: dict[Path, tuple[Path, Path | None]] = {}
     for path in _as_paths(paths):
         records = list(_records_of(path))
@@ -254,7 +259,7 @@ def _short_names(paths: Sequence[Path]) -> list[str]:
 
 
 def _places(file: Path, header: list[str], columns: Mapping[str, str]) -> dict[str, int]:
-    """Our name of each column -> its place in a row."""
+    """Map our name of each column to its place in a row."""
     for ours, theirs in columns.items():
         if theirs not in header:
             raise ValueError(f"{file} has no column {shown(theirs)}, named for '{ours}'; it has {listed(header)}.")

@@ -1,4 +1,4 @@
-"""The short story of a run: ``summary.json`` and what is printed at the end."""
+"""Summary of a run: ``summary.json`` and the lines printed at the end."""
 
 import hashlib
 import math
@@ -17,11 +17,11 @@ from lightning_fedstop.stopping.criteria.validation import better_of
 from lightning_fedstop.utilities.environment import device_name, versions
 
 OWN_FIGURES = ("distance", "growth_rate", "lr")
-"""The loop's own columns whose last values ``summary.json`` repeats, beside those of all that the module has logged."""
+"""The loop's own columns whose last values ``summary.json`` repeats."""
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
-    """Peak memory of this process so far, in bytes: resident, and allocated on the accelerator."""
+    """Measure peak memory of this process in bytes, resident and on the accelerator."""
     peak: dict[str, int] = {}
     if sys.platform != "win32":
         import resource
@@ -35,7 +35,7 @@ def peak_memory(device: torch.device) -> dict[str, int]:
 
 
 def parameters_hash(vector: Tensor) -> str:
-    """SHA-256 of the bytes of a vector; equal hashes mean equal bits.
+    """Hash the bytes of a vector with SHA-256; equal hashes mean equal bits.
 
     >>> parameters_hash(torch.zeros(2)) == parameters_hash(torch.zeros(2))
     True
@@ -57,7 +57,7 @@ def summarize(
     best: dict[str, dict[str, Any]] | None = None,
     final: dict[str, float] | None = None,
 ) -> dict[str, Any]:
-    """The content of ``summary.json``.
+    """Build the content of ``summary.json``.
 
     Args:
         stop_round: rounds trained.
@@ -95,7 +95,7 @@ def summarize(
 
 
 def describe_rules(callbacks: Sequence[Any], averages: Mapping[str, dict[str, float]]) -> list[dict[str, Any]]:
-    """What each stopping rule among the callbacks has said of the run.
+    """Describe each stopping rule among the callbacks and its decision.
 
     Args:
         callbacks: the run's; those that are no :class:`CriterionCallback` are passed over.
@@ -127,7 +127,7 @@ def describe_rules(callbacks: Sequence[Any], averages: Mapping[str, dict[str, fl
 
 
 def extremes(rows: Sequence[Mapping[str, str]], rules: Sequence[str] = ()) -> dict[str, Any]:
-    """The best figures of a record with the rounds that had them, and its last ones.
+    """Find the best figures of a record with their rounds, and the last ones.
 
     All that the module has logged counts. ``mode`` says which way is taken for better: ``"min"`` where the name ends
     like that of a loss or an error, else ``"max"``. Figures that are not finite are no figures.
@@ -163,7 +163,7 @@ def print_metrics(metrics: dict[str, float]) -> None:
 
 
 def describe(summary: dict[str, Any]) -> str:
-    """The summary as a few lines of text.
+    """Write the summary as a few lines of text.
 
     >>> print(describe({"stop_round": 26, "budget": 100, "share_used": 0.26, "stop_reason": "Saturated.",
     ...                 "test": {"test_acc": 0.95}, "checkpoint": None, "log_dir": "runs/version_0"}))

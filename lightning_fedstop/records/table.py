@@ -1,4 +1,4 @@
-"""A CSV file as it may be found: cut short by a kill, exported by a spreadsheet, or not a table at all."""
+"""CSV files cut short by a kill, exported by a spreadsheet, or not tables at all."""
 
 import codecs
 import csv
@@ -14,7 +14,7 @@ DELIMITERS = (",", ";", "\t")
 # What tools write for "nothing was measured". "nan" is not among them: it is a measurement that went wrong.
 NOTHING = frozenset({"", "na", "n/a", "#n/a", "null", "none", "-"})
 Row: TypeAlias = tuple[int, list[str]]
-"""The line a row ends on, counted from 1, and its fields, one a column."""
+"""Line a row ends on, counted from 1, and its fields, one a column."""
 _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF16_LE, "utf-16"),
@@ -24,13 +24,13 @@ _BYTE_ORDER_MARKS = (
 
 @dataclass
 class Table:
-    """The text of a table.
+    """Text of a table.
 
     Attributes:
         header: The names of the columns.
-        rows: What stands below.
+        rows: The rows below.
         decimal_comma: Whether ``0,5`` is a half, as in spreadsheets that part fields by semicolons.
-        notes: What was left out.
+        notes: Rows left out, one sentence each.
     """
 
     header: list[str]
@@ -65,13 +65,13 @@ def read_table(path: Path) -> Table:
         raise ValueError(f"{path} is empty; a run killed in its first round leaves nothing to read.")
     table = Table([name.strip() for name in rows[0][1]], rows[1:], decimal_comma=delimiter == ";")
     if rest.strip():
-        _take_last(path, table, rest, delimiter, line=len(whole.splitlines()) + 1)
+        _add_last(path, table, rest, delimiter, line=len(whole.splitlines()) + 1)
     table.rows = [(line, _fitted(path, line, fields, len(table.header))) for line, fields in table.rows]
     return table
 
 
 def number(text: str, decimal_comma: bool = False) -> float | None:
-    """The number that a field holds, or None if it holds nothing.
+    """Return the number that a field holds, or None if it is empty.
 
     Raises:
         ValueError: If it holds anything else.
@@ -93,12 +93,12 @@ def number(text: str, decimal_comma: bool = False) -> float | None:
 
 
 def shown(text: str) -> str:
-    """A text in quotes, printable and short enough for a sentence."""
+    """Quote a text, printable and short enough for a sentence."""
     return repr(text if len(text) <= 40 else f"{text[:37]}...")
 
 
 def listed(names: list[str]) -> str:
-    """Names in a sentence, the first dozen of them."""
+    """Join names for a sentence, the first dozen of them."""
     some = ", ".join(shown(name)[1:-1] for name in names[:12])
     return f"{some}, ..." if len(names) > 12 else some or "none"
 
@@ -126,7 +126,7 @@ def _rows(path: Path, text: str, delimiter: str) -> list[Row]:
         raise ValueError(f"{path}, line {max(reader.line_num, 1)}: {error}.") from None
 
 
-def _take_last(path: Path, table: Table, rest: str, delimiter: str, line: int) -> None:
+def _add_last(path: Path, table: Table, rest: str, delimiter: str, line: int) -> None:
     """Add the row after the last newline, if it is whole."""
     try:
         rows = _rows(path, rest, delimiter)
@@ -146,7 +146,7 @@ def _fitted(path: Path, line: int, fields: list[str], width: int) -> list[str]:
 
 
 def rows_by_round(file: Path, table: Table, place: int, zero_based: bool, notes: list[str]) -> dict[int, list[Row]]:
-    """The rows of each round, in order of the rounds.
+    """Map each round to its rows, in order of the rounds.
 
     Args:
         file: Where the table comes from.
@@ -192,11 +192,13 @@ def _round(file: Path, line: int, text: str, decimal_comma: bool, zero_based: bo
 
 
 class UnreadableError(Exception):
-    """Why a column is of no use, as the end of a sentence."""
+    """Reason why a column cannot be read, as the end of a sentence."""
 
 
 def value_of(rows: list[Row], place: int, decimal_comma: bool) -> float | None:
-    """The value that the rows of a round have at a place (-1 for none); None if no row has one.
+    """Return the value that the rows of a round share, or None if they have none.
+
+    Place -1 stands for a name that the header has twice.
 
     Raises:
         UnreadableError: If it is no number, or not one number.

@@ -19,7 +19,8 @@ from lightning_fedstop.data import DirichletSkew, FederatedDataModule
 from lightning_fedstop.federation.cohort import ScheduledCohort, UniformCohort
 from lightning_fedstop.methods import SCAFFOLD, FedProx
 from lightning_fedstop.records import read_rounds
-from lightning_fedstop.records.config import constructor_arguments, described, write_config
+from lightning_fedstop.records.config import described, write_config
+from lightning_fedstop.utilities.describe import constructor_arguments
 from tests.helpers import ToyData, ToyModule, fit
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
 from lightning_fedstop.records.report.numbers import is_value
+from lightning_fedstop.utilities.describe import leaves
 
 # What does not change the model that a run arrives at, or names the run rather than the setting.
 _SAME_TRAINING = (
@@ -59,19 +60,8 @@ def flat(config: Mapping[str, Any]) -> dict[str, Any]:
     >>> flat({"trainer": {"max_rounds": 5, "callbacks": [{"class_path": "Stop"}]}, "wandb_api_key": "x"})
     {'trainer.max_rounds': 5, 'trainer.callbacks.0.class_path': 'Stop', 'wandb_api_key': '(hidden)'}
     """
-    return {key: "(hidden)" if _SECRET.search(key) and value is not None else value for key, value in _leaves(config)}
-
-
-def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
-        parts = [(str(name), part) for name, part in value.items()]
-    elif isinstance(value, list) and any(isinstance(part, Mapping | list) for part in value):
-        parts = [(str(index), part) for index, part in enumerate(value)]
-    else:
-        yield key, value
-        return
-    for name, part in parts:
-        yield from _leaves(part, f"{key}.{name}" if key else name)
+    named = leaves(config, into_lists=True) if config else ()
+    return {key: "(hidden)" if _SECRET.search(key) and value is not None else value for key, value in named}
 
 
 def training(config: Mapping[str, Any]) -> dict[str, Any]:
