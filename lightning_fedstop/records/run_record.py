@@ -1,4 +1,4 @@
-"""What a run leaves behind: a version folder with one row a round and a summary."""
+"""Record of a run: a version folder with one row a round and a summary."""
 
 import csv
 import json
@@ -35,10 +35,10 @@ COLUMNS = (
     "seconds_eval",
     "seconds_criterion",
 )
-"""The columns every record starts with; a value that a round lacks leaves its field empty."""
+"""Columns every record starts with; a missing value leaves its field empty."""
 
 RESERVED = frozenset(COLUMNS).difference(METRICS).union({"skipped_steps"})
-"""The columns that the loop itself fills; what a module logs of such a name has the column ``logged/<name>``."""
+"""Columns that the loop itself fills; a module's value of that name becomes ``logged/<name>``."""
 
 RENAMED = {
     "task_vector/distance": "distance",
@@ -49,7 +49,9 @@ RENAMED = {
 
 
 class RunRecord(Logger):
-    """The record of one run, ``<root>/lightning_logs/version_<n>``; also the logger of a run that names no other.
+    """Record of one run, in ``<root>/lightning_logs/version_<n>``.
+
+    It is also the logger of a run that names no other.
 
     Args:
         root: folder the versions are counted in.
@@ -93,7 +95,7 @@ class RunRecord(Logger):
         return str(self._root / self._name / f"version_{self.version}")
 
     def open(self) -> None:
-        """Take the next free version folder. The folder itself is the claim, so two runs never share one.
+        """Create the next free version folder; creating claims it, so that runs never share one.
 
         Raises:
             OSError: if nothing can be written under ``root``.
@@ -118,7 +120,7 @@ class RunRecord(Logger):
             return
 
     def discard(self) -> None:
-        """Remove the version folder, if it holds no more than what is written before the first round."""
+        """Remove the version folder, unless it holds more than is written before round 1."""
         folder = Path(self.log_dir)
         early = (".yaml", "partition.json")
         if not folder.is_dir() or not all(path.name.endswith(early) for path in folder.iterdir()):
@@ -137,7 +139,7 @@ class RunRecord(Logger):
 
     @rank_zero_only
     def write_round(self, row: Mapping[str, Any]) -> None:
-        """Append one row and flush it to disk; a name never seen before becomes a new last column."""
+        """Append one row and flush it to disk; a new name becomes the last column."""
         renamed = {RENAMED[key]: value for key, value in row.items() if key in RENAMED}
         # The server's own distance goes before the rule's, which is logged in float32 and at its checks alone.
         row = renamed | {key: value for key, value in row.items() if key not in RENAMED}
@@ -162,7 +164,7 @@ class RunRecord(Logger):
 
     @rank_zero_only
     def continue_from(self, log_dir: str, last_row: Mapping[str, Any] | None, round: int) -> None:
-        """Begin with the rows of an earlier run, which this one continues.
+        """Copy the rows of an earlier run, which this one continues.
 
         Args:
             log_dir: the earlier run's version folder; it stays as it is.
@@ -179,7 +181,7 @@ class RunRecord(Logger):
             self.write_round({key: value for key, value in row.items() if value != ""})
 
     def rows(self) -> list[dict[str, str]]:
-        """The rows written so far, as text."""
+        """Read the rows written so far, as text."""
         path = Path(self.log_dir) / ROUNDS_FILE
         return read_rounds(path) if path.exists() else []
 
@@ -191,7 +193,7 @@ class RunRecord(Logger):
 
 
 def read_rounds(path: str | os.PathLike[str]) -> list[dict[str, str]]:
-    """The rows of a ``metrics.csv``, as text; an empty field means that the round has no such value."""
+    """Read the rows of a ``metrics.csv`` as text; an empty field holds no value."""
     with open(path, newline="") as file:
         return list(csv.DictReader(file))
 
@@ -209,7 +211,7 @@ def _number(path: Path) -> int:
 
 
 def _number_text(value: Any) -> Any:
-    """Integers as integers, other numbers with all the digits that tell them apart."""
+    """Write integers as integers, other numbers with all their digits."""
     if isinstance(value, int | str) or value is None:
         return value
     value = float(value)

@@ -1,4 +1,4 @@
-"""CSV files cut short by a kill, exported by a spreadsheet, or not tables at all."""
+"""CSV files cut short by a kill, exported by a spreadsheet, or no tables."""
 
 import codecs
 import csv
@@ -196,7 +196,7 @@ class UnreadableError(Exception):
 
 
 def value_of(rows: list[Row], place: int, decimal_comma: bool) -> float | None:
-    """Return the value that the rows of a round share, or None if they have none.
+    """Return the value that the rows of a round share, or None.
 
     Place -1 stands for a name that the header has twice.
 

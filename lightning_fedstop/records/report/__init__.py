@@ -1,4 +1,4 @@
-"""A report on runs: one HTML page that loads nothing, and its figures as files.
+"""Reports on runs: one HTML page that loads nothing, and its figures as files.
 
 What is drawn and told is all taken from the records; :func:`write_report` is what ``fedstop report`` calls.
 """
@@ -28,7 +28,7 @@ _PAPER = (0.01, 10)
 
 @dataclass(frozen=True)
 class Report:
-    """What was written.
+    """Files of a report.
 
     Attributes:
         page: the HTML file.
@@ -50,7 +50,7 @@ def write_report(
     title: str | None = None,
     notes: Sequence[str] = (),
 ) -> Report:
-    """Write a report. A page and figures of the same names are replaced, each in one step.
+    """Write a report; files of the same names are replaced, each in one step.
 
     Args:
         records: the runs, as :func:`~lightning_fedstop.records.read_records` reads them.
@@ -97,7 +97,7 @@ def _settings(
     thresholds: Sequence[float],
     patiences: Sequence[int],
 ) -> Settings:
-    """What was asked for, else what the runs agree on, else the paper's."""
+    """Choose tau and rho: those asked for, else the runs' own, else the paper's."""
     own = {
         (rule.threshold, rule.patience)
         for run in runs

@@ -1,4 +1,4 @@
-"""The short answer at the top: what stopped when and why, in sentences."""
+"""Sentences at the top of a report: the stops of the runs and their reasons."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from lightning_fedstop.records.report.tables import differences, in_points
 
 
 def on_one(group: Group, threshold: float, patience: int) -> str:
-    """How the runs of one configuration ended, and where the rules stop them."""
+    """Tell how the runs of one configuration ended, and where rules stop them."""
     return f"{_how_it_ended(group)} {_what_rules_say(group, threshold, patience)}"
 
 
 def on_average(groups: Sequence[Group], threshold: float, patience: int) -> str:
-    """The task-vector rule over all runs, and against the other rules run by run."""
+    """Compare the task-vector rule with the other rules over all runs."""
     runs = [run for group in groups for run in group.runs]
     over = sum(run.is_over for run in runs)
     text = f"{len(runs)} runs of {len(groups)} configurations{'' if over == len(runs) else f', {over} of them over'}."
@@ -43,7 +43,7 @@ def on_average(groups: Sequence[Group], threshold: float, patience: int) -> str:
 
 
 def tiles(group: Group, threshold: float, patience: int) -> list[tuple[str, str, str]]:
-    """Key figures of the task-vector rule: name, value, and what stands beside it."""
+    """List key figures of the task-vector rule: name, value, and a word beside it."""
     rule = "task_vector"
     stop = group.rounds_text(rule, threshold, patience)
     if stop is None:

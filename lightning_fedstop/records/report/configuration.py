@@ -1,4 +1,4 @@
-"""What a saved configuration says, in the terms of a report."""
+"""Saved configurations in the terms of a report."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _DEGREES = ("concentration", "classes_per_client")
 
 @dataclass(frozen=True)
 class Rule:
-    """A stopping rule of a configuration."""
+    """Stopping rule of a configuration."""
 
     name: str
     threshold: float | None
@@ -55,7 +55,7 @@ class Rule:
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested keys joined by points; secrets are not shown.
+    """Join nested keys by points; secrets are not shown.
 
     >>> flat({"trainer": {"max_rounds": 5, "callbacks": [{"class_path": "Stop"}]}, "wandb_api_key": "x"})
     {'trainer.max_rounds': 5, 'trainer.callbacks.0.class_path': 'Stop', 'wandb_api_key': '(hidden)'}
@@ -65,7 +65,10 @@ def flat(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def training(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The flat keys on which the trained model depends, seeds left out; two such are one configuration if equal."""
+    """Select the flat keys on which the trained model depends, without seeds.
+
+    Runs belong together if these are equal.
+    """
     # A class without arguments is written with an empty mapping or with none.
     given = {key: value for key, value in flat(config).items() if value not in ({}, [])}
     kept = {key: value for key, value in given.items() if not key.startswith(_SAME_TRAINING)}
@@ -79,7 +82,7 @@ def training(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def class_name(path: Any) -> str:
-    """The name of a class without its modules; methods of the released code say so.
+    """Name a class without its modules; methods of the released code say so.
 
     >>> class_name("lightning_fedstop.methods.released_code.FedLESAM")
     'FedLESAM (released code)'
@@ -89,7 +92,7 @@ def class_name(path: Any) -> str:
 
 
 def method(config: Mapping[str, Any]) -> str | None:
-    """The method's name."""
+    """Return the method's name."""
     if not config:
         return None
     chosen = _dig(config, "trainer", "method")
@@ -98,7 +101,7 @@ def method(config: Mapping[str, Any]) -> str | None:
 
 
 def data_set(config: Mapping[str, Any]) -> str | None:
-    """The data set's name: that of MedMNIST's collection, of a file, or of the data module."""
+    """Name the data set: of MedMNIST, of a file, or of the data module."""
     arguments = _dig(config, "data", "init_args") or {}
     if isinstance(arguments.get("dataset"), str):
         return str(arguments["dataset"])
@@ -109,7 +112,10 @@ def data_set(config: Mapping[str, Any]) -> str | None:
 
 
 def skew(config: Mapping[str, Any]) -> tuple[str, float | None] | None:
-    """The kind of the skew and its degree c (concentration, or classes a client); ``None`` if nothing is said."""
+    """Return the kind of the skew and its degree c, or ``None`` without a skew.
+
+    The degree is the concentration, or the classes a client.
+    """
     arguments = _dig(config, "data", "init_args")
     if not isinstance(arguments, Mapping) or "skew" not in arguments:
         return None
@@ -123,7 +129,7 @@ def skew(config: Mapping[str, Any]) -> tuple[str, float | None] | None:
 
 
 def skew_text(config: Mapping[str, Any]) -> str | None:
-    """The skew in words."""
+    """Describe the skew in words."""
     found = skew(config)
     if found is None:
         return None
@@ -132,7 +138,7 @@ def skew_text(config: Mapping[str, Any]) -> str | None:
 
 
 def without_degree(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The result of :func:`training` without the skew's degree c."""
+    """Leave the skew's degree c out of the result of :func:`training`."""
     return {
         key: value
         for key, value in settings.items()
@@ -141,7 +147,7 @@ def without_degree(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def seed(config: Mapping[str, Any]) -> int | None:
-    """The seed of a run."""
+    """Return the seed of a run."""
     for value in (_dig(config, "trainer", "seed"), config.get("seed_everything")):
         if isinstance(value, int) and not isinstance(value, bool):
             return value
@@ -149,7 +155,7 @@ def seed(config: Mapping[str, Any]) -> int | None:
 
 
 def rules(config: Mapping[str, Any]) -> list[Rule]:
-    """The stopping rules among the callbacks."""
+    """List the stopping rules among the callbacks."""
     callbacks = _dig(config, "trainer", "callbacks") or []
     found = []
     for callback in callbacks if isinstance(callbacks, list) else [callbacks]:

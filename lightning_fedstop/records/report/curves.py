@@ -22,7 +22,7 @@ _SPARSE = 0.5  # below this share of rounds with a value, each value is a point 
 
 @dataclass(frozen=True)
 class Curve:
-    """A column drawn over rounds."""
+    """Column drawn over rounds."""
 
     column: str
     name: str
@@ -30,7 +30,7 @@ class Curve:
     dash: Any = "-"
 
     def text(self, value: float | None) -> str | None:
-        """A value as it is written."""
+        """Format a value."""
         return percent(value) if self.column.endswith("_acc") else number(value)
 
 
@@ -44,7 +44,7 @@ _GROWTH = Curve("growth_rate", "growth rate")
 
 
 def curves_picture(group: Group, threshold: float, patience: int, name: str) -> Picture:
-    """Two panels on one configuration: a thin line for each run, a thick one for their mean.
+    """Draw two panels on one configuration, with a line for each run and their mean.
 
     Args:
         group: The runs.
@@ -80,7 +80,7 @@ def curves_picture(group: Group, threshold: float, patience: int, name: str) -> 
 
 
 def overview_picture(groups: Sequence[Group], threshold: float, name: str) -> Picture:
-    """The same two panels with one line for each configuration: the mean over its runs."""
+    """Draw the same two panels with the mean over runs of each configuration."""
     every = [run for group in groups for run in group.runs]
     upper, unit = _upper(every)
 
@@ -107,7 +107,7 @@ def overview_picture(groups: Sequence[Group], threshold: float, name: str) -> Pi
 
 
 def mean_curve(runs: Sequence[Run], column: str) -> dict[float, float]:
-    """The mean over those runs that have the column, in the rounds for which all of them have a value."""
+    """Average a column over the runs that have it, in rounds where all do."""
     known = [values for run in runs if (values := run.series(column))]
     shared = sorted(set.intersection(*(set(values) for values in known))) if known else []
     return {r: mean([values[r] for values in known]) or 0.0 for r in shared}
@@ -118,7 +118,7 @@ def _mean_growth(runs: Sequence[Run]) -> dict[str, dict[float, float]]:
 
 
 def _upper(runs: Sequence[Run]) -> tuple[list[Curve], str]:
-    """Accuracies, or losses where no accuracy was recorded."""
+    """Choose accuracies, or losses where no accuracy was recorded."""
     for curves, unit in ((_ACCURACIES, "accuracy (%)"), (_LOSSES, "loss")):
         if known := [curve for curve in curves if any(run.series(curve.column) for run in runs)]:
             return known, unit
@@ -131,7 +131,7 @@ def _stop_words(group: Group, rule: str, threshold: float, patience: int) -> str
 
 
 def _panels(width: float, unit: str, last: int, threshold: float) -> tuple[Figure, Axes, Axes]:
-    """An empty panel for accuracies or losses above one for growth rates with their threshold."""
+    """Create a panel for accuracies or losses above one for growth rates."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
@@ -155,7 +155,7 @@ def _panels(width: float, unit: str, last: int, threshold: float) -> tuple[Figur
 
 
 def _draw_runs(axes: Axes, runs: Sequence[Run], curve: Curve) -> None:
-    """A line for each run, thin under their mean where there are several."""
+    """Draw a line for each run, thin under their mean where there are several."""
     several = len(runs) > 1
     looks: dict[str, Any] = {"color": light(curve.colour), "linestyle": curve.dash}
     for run in runs:
@@ -173,7 +173,7 @@ def _draw_runs(axes: Axes, runs: Sequence[Run], curve: Curve) -> None:
 def _mark(
     top: Axes, below: Axes, group: Group, upper: Sequence[Curve], rule: str, threshold: float, patience: int
 ) -> None:
-    """A marker on the curves of each run at the round in which a rule stops, and a line at their mean."""
+    """Mark the round in which a rule stops on each curve, and their mean."""
     colour, marker = RULE_STYLE[rule]
     looks: dict[str, Any] = {"color": light(colour), "marker": marker, "linestyle": "none", "zorder": 5}
     looks |= {"markeredgecolor": light("page"), "markeredgewidth": 0.7, "markersize": 7.5}
@@ -203,7 +203,7 @@ def _legend(figure: Figure, upper: Sequence[Curve], words: dict[str, str], narro
 
 
 def _numbers(runs: Sequence[Run], upper: Sequence[Curve], title: str) -> Table:
-    """Every value drawn; of many runs their means."""
+    """Tabulate every value drawn; of many runs their means."""
     curves = [*upper, _GROWTH]
     if len(runs) > _MANY_RUNS:
         columns = [(curve, mean_curve(runs, curve.column)) for curve in curves]

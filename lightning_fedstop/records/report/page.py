@@ -1,4 +1,4 @@
-"""The page: what its template is filled with."""
+"""Page of a report: the values that fill its template."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _lead(runs: Sequence[Run], groups: Sequence[Group]) -> str:
 
 
 def _answer(groups: Sequence[Group], settings: Settings) -> dict[str, Any]:
-    """A sentence or two for each configuration, for a single one the key figures, for many their averages."""
+    """Answer in sentences, with key figures of one configuration or averages of many."""
     chosen = settings.threshold, settings.patience
     if len(groups) == 1:
         return {"answer": answer.on_one(groups[0], *chosen), "tiles": answer.tiles(groups[0], *chosen), "answers": []}
@@ -155,7 +155,7 @@ def _sweeps(groups: Sequence[Group], settings: Settings) -> tuple[list[tuple[str
 
 
 def _partitions(groups: Sequence[Group]) -> tuple[list[Picture], list[str]]:
-    """A picture for each federation: configurations that differ in the method alone share it."""
+    """Draw each federation once; configurations that differ in the method share it."""
     known: list[tuple[PartitionCounts, list[str]]] = []
     notes: dict[str, None] = {}
     for group in groups:
@@ -179,7 +179,10 @@ def _partitions(groups: Sequence[Group]) -> tuple[list[Picture], list[str]]:
 
 
 def _partition(run: Run, dealt: int) -> PartitionCounts | None:
-    """The counts that the run wrote, else those that its configuration deals; ``None`` where enough were dealt."""
+    """Read the counts that the run wrote, else deal them from its configuration.
+
+    Returns ``None`` where enough were dealt.
+    """
     written = read_partition(run.record.folder)
     if written is not None or dealt >= _MOST_PARTITIONS:
         return written

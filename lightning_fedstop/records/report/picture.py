@@ -1,4 +1,4 @@
-"""A figure of a report: drawn for wide and for narrow screens, described in words, with its numbers."""
+"""Figures of a report, for wide and narrow screens, with words and numbers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NO_DATE = {"svg": {"Date": None, "Creator": None}, "pdf": {"CreationDate": None
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure before it is drawn.
+    """Figure before it is drawn.
 
     Attributes:
         name: Of its files and element ids; unique in a report.
@@ -47,7 +47,7 @@ class Picture:
     caption: str
 
     def svg(self, kind: str) -> Markup:
-        """The drawing for a kind of screen, in the colours and the font of the page."""
+        """Drawing for a kind of screen, in the page's colours and font."""
         name = f"{self.name}-{kind}"
         text = style.in_page_colours(
             self._described((self._wide if kind == "wide" else self._drawn(kind))[1], name, kind)

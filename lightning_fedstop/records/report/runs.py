@@ -1,4 +1,4 @@
-"""The runs of a report: what each is, how it ended, which belong together, and what replay says of them."""
+"""Runs of a report: their ends, their groups, and the stops that replay finds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ACCURACIES = ("val_acc", "test_acc")
 
 @dataclass
 class Run:
-    """One record, and what its configuration and summary say of it."""
+    """Record of a run with its configuration, summary and replayed stops."""
 
     record: Record
     settings: dict[str, Any] = field(init=False)
@@ -35,17 +35,17 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The name shown."""
+        """Name shown."""
         return self.record.name
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The parsed ``config.yaml``; empty without one."""
+        """Parsed ``config.yaml``; empty without one."""
         return self.record.config
 
     @property
     def last_round(self) -> int:
-        """The last round recorded."""
+        """Last round recorded."""
         return self.record.rounds[-1]
 
     @property
@@ -55,13 +55,13 @@ class Run:
 
     @property
     def stop_round(self) -> int:
-        """Where the run itself ended, or has come to."""
+        """Round in which the run itself ended, or to which it has come."""
         found = self.record.summary.get("stop_round")
         return found if isinstance(found, int) else self.last_round
 
     @property
     def reason(self) -> str:
-        """Why it ended."""
+        """Reason why it ended."""
         if self.is_over:
             return str(self.record.summary.get("stop_reason", ""))
         return "No summary: still running, or interrupted."
@@ -73,7 +73,7 @@ class Run:
 
     @property
     def test_accuracy(self) -> float | None:
-        """Test accuracy in percent at the end: of the summary, else of the last round that has one."""
+        """Test accuracy in percent, of the summary, else of the last tested round."""
         tested = self.record.summary.get("test")
         value = tested.get("test_acc") if isinstance(tested, Mapping) else None
         if isinstance(value, int | float) and math.isfinite(value):
@@ -82,7 +82,10 @@ class Run:
         return known[-1] if known else None
 
     def series(self, column: str) -> dict[int, float]:
-        """The finite values of a column by round: accuracies in percent, growth rates from distances if need be."""
+        """Return the finite values of a column by round.
+
+        Accuracies are in percent; growth rates come from distances if need be.
+        """
         if column not in self._series:
             values = self.record.columns.get(column, [])
             known = {r: v for r, v in zip(self.record.rounds, values, strict=False) if math.isfinite(v)}
@@ -98,13 +101,13 @@ class Run:
         return {r: growth_rate(now, then) for (_, then), (r, now) in pairwise(distances)}
 
     def total(self, *columns: str) -> float | None:
-        """The sum of the first of some columns that has values, ``None`` without any."""
+        """Sum the first of some columns that has values, ``None`` without any."""
         known = next((values for column in columns if (values := self.series(column))), {})
         return math.fsum(known.values()) if known else None
 
     @property
     def rules(self) -> list[str]:
-        """The rules whose columns the record has."""
+        """Rules whose columns the record has."""
         if self._rules is None:
             self._rules = [rule for rule in available_rules(self.record) if self._can_be_replayed(rule)]
         return self._rules
@@ -118,26 +121,32 @@ class Run:
         return True
 
     def stop(self, rule: str, threshold: float, patience: int) -> Stop | None:
-        """Where a rule stops, ``None`` if the record does not hold what it needs."""
+        """Return the stop of a rule, ``None`` if the record lacks what it needs."""
         key = (rule, threshold, patience)
         if key not in self._stops:
             self._stops[key] = replay(self.record, rule, threshold, patience) if rule in self.rules else None
         return self._stops[key]
 
     def share_of(self, rule: str, threshold: float, patience: int) -> float | None:
-        """Percent of the budget at a stop; 100 without one in a whole record, ``None`` in one that ends earlier."""
+        """Return percent of the budget at a stop.
+
+        It is 100 without a stop in a whole record, ``None`` in one that ends earlier.
+        """
         stop = self.stop(rule, threshold, patience)
         return None if stop is None or math.isnan(stop.share_used) else 100 * stop.share_used
 
     def accuracy_of(self, rule: str, threshold: float, patience: int) -> float | None:
-        """Test accuracy in percent at a stop; that of the summary where the run itself ended there."""
+        """Return test accuracy in percent at a stop.
+
+        It is that of the summary where the run itself ended there.
+        """
         stop = self.stop(rule, threshold, patience)
         if stop is not None and stop.accuracy is None and self.is_over and self.stop_round == stop.stop_round:
             return self.test_accuracy
         return None if stop is None else stop.accuracy
 
     def is_beginning_of(self, other: Run) -> bool:
-        """Whether the other run went on from this one: its first rows are this one's."""
+        """Whether the other run's first rows are this one's, so that it continues it."""
         mine, theirs = (
             list(zip(run.record.rounds, run.record.columns.get("distance", []), strict=False)) for run in (self, other)
         )
@@ -153,25 +162,25 @@ class Group:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The configuration of the first run."""
+        """Configuration of the first run."""
         return self.runs[0].config
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The flat keys that the runs share."""
+        """Flat keys that the runs share."""
         return self.runs[0].settings
 
     def rules(self) -> list[str]:
-        """The rules that can be replayed on at least one run."""
+        """List the rules that can be replayed on at least one run."""
         return [rule for rule in RULES if any(rule in run.rules for run in self.runs)]
 
     def stops(self, rule: str, threshold: float, patience: int) -> list[Stop]:
-        """One stop for each run that holds what the rule needs."""
+        """List a stop for each run that holds what the rule needs."""
         found = [run.stop(rule, threshold, patience) for run in self.runs]
         return [stop for stop in found if stop is not None]
 
     def rounds_text(self, rule: str, threshold: float, patience: int) -> str | None:
-        """The stop rounds of a rule: mean and standard deviation, or how far the records go without a stop."""
+        """Format the stop rounds of a rule: mean and deviation, or the last round recorded."""
         stops = self.stops(rule, threshold, patience)
         rounds = [stop.stop_round for stop in stops if stop.stop_round is not None]
         if not stops:
@@ -182,7 +191,7 @@ class Group:
         return text if len(rounds) == len(stops) else f"{text} ({len(rounds)} of {len(stops)} runs)"
 
     def repeated_seeds(self) -> list[str]:
-        """A sentence for each seed that several runs have: their spread says nothing about chance."""
+        """Warn of each seed that several runs have: their spread says nothing about chance."""
         by_seed: dict[int, list[str]] = {}
         for run in self.runs:
             if (seed := configuration.seed(run.config)) is not None:
@@ -195,7 +204,7 @@ class Group:
 
 
 def without_beginnings(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
-    """The runs without those that others have gone on from, and a sentence on each of these."""
+    """Leave out runs that others continue, with a sentence on each."""
     continued = {
         run.name: other.name
         for run in runs
@@ -207,7 +216,7 @@ def without_beginnings(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
-    """Runs of one configuration together, each group with a label."""
+    """Group runs of one configuration, each group with a label."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(repr(sorted(run.settings.items(), key=lambda item: item[0])), []).append(run)
@@ -219,14 +228,14 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
 
 
 def _place(group: Group) -> tuple[str, str, str, float]:
-    """By method, data and skew, with c as a number; others as they were given."""
+    """Sort by method, data and skew, with c as a number."""
     kind, degree = configuration.skew(group.config) or ("", None)
     method, data = configuration.method(group.config) or "", configuration.data_set(group.config) or ""
     return method, data, kind, degree or 0.0
 
 
 def _labels(groups: Sequence[Group]) -> list[str]:
-    """Method, data and skew where they are not the same throughout, and every other key that differs."""
+    """Name groups by method, data and skew where they differ, and further keys."""
     words = [_words(group) for group in groups]
     differing = [index for index in range(3) if len({parts[index] for parts in words}) > 1] or [0, 1, 2]
     named = [[part for index in differing if (part := parts[index])] for parts in words]
@@ -249,7 +258,7 @@ def _words(group: Group) -> tuple[str, str, str]:
 
 
 def _further(groups: Sequence[Group]) -> list[str]:
-    """Keys that differ within groups which method, data and skew do not tell apart."""
+    """Find keys that tell apart groups of the same method, data and skew."""
     alike: dict[tuple[str, str, str], list[Group]] = {}
     for group in groups:
         alike.setdefault(_words(group), []).append(group)

@@ -42,12 +42,12 @@ _DRAWN_FONTS = re.compile(r"font-family: [^;\"]+|(font: [^;\"]*?px )'[^;\"]+")
 
 
 def light(name: str) -> str:
-    """The colour in which figures are drawn."""
+    """Return the colour in which figures are drawn."""
     return COLOURS[name][0]
 
 
 def rc(salt: str) -> dict[str, Any]:
-    """Matplotlib's settings for a figure; ``salt`` makes its element ids the same each time."""
+    """Return Matplotlib's settings; ``salt`` makes element ids the same each time."""
     ink, muted, grid = light("ink"), light("muted"), light("grid")
     return {
         "axes.axisbelow": True,
@@ -90,18 +90,18 @@ def rc(salt: str) -> dict[str, Any]:
 
 
 def in_page_colours(svg: str) -> str:
-    """The colours of a drawn SVG as custom properties of the page."""
+    """Replace the colours of a drawn SVG by custom properties of the page."""
     names = {shades[0]: name for name, shades in COLOURS.items()}
     return re.sub("|".join(names), lambda match: f"var(--{names[match[0]]})", svg)
 
 
 def in_page_fonts(svg: str) -> str:
-    """A drawn SVG in the reader's own sans-serif font, so that none has to be loaded."""
+    """Replace the fonts of a drawn SVG by the reader's own sans-serif font."""
     return _DRAWN_FONTS.sub(lambda match: f"{match[1]}{FONTS}" if match[1] else f"font-family: {FONTS}", svg)
 
 
 def sheet() -> str:
-    """The style sheet, both colour schemes first."""
+    """Build the style sheet, both colour schemes first."""
     light_ones, dark_ones = (
         " ".join(f"--{name}: {shades[index]};" for name, shades in COLOURS.items()) for index in (0, 1)
     )

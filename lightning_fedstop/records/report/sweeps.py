@@ -1,4 +1,4 @@
-"""What changes with the degree of skew, the threshold and the patience (the paper's Figs. 6, 7 and 8)."""
+"""Figures over the degree of skew, the threshold and the patience (the paper's Figs. 6 to 8)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ Panels: TypeAlias = "dict[str, dict[str, Series]]"
 
 
 def share_against_degree(groups: Sequence[Group], threshold: float, patience: int) -> Picture | str:
-    """Share of the budget against c, a line for configurations alike in all else; or why there is nothing to show."""
+    """Draw the share of the budget against c, or return why there is none.
+
+    Configurations alike in all else share a line.
+    """
     alike: dict[str, list[tuple[float, Group]]] = {}
     for group in groups:
         _, degree = configuration.skew(group.config) or ("", None)
@@ -51,7 +54,7 @@ def share_against_degree(groups: Sequence[Group], threshold: float, patience: in
 
 
 def accuracy_against_threshold(groups: Sequence[Group], thresholds: Sequence[float], patience: int) -> Picture | str:
-    """Test accuracy at the stop against tau, a line for each method; or why there is nothing to show."""
+    """Draw test accuracy at the stop against tau, or return why there is none."""
 
     def own(run: Run, threshold: float) -> float | None:
         return run.accuracy_of("task_vector", threshold, patience)
@@ -71,7 +74,7 @@ def accuracy_against_threshold(groups: Sequence[Group], thresholds: Sequence[flo
 
 
 def share_against_patience(groups: Sequence[Group], threshold: float, patiences: Sequence[int]) -> Picture | str:
-    """Share of the budget against rho, a line for each method; or why there is nothing to show."""
+    """Draw the share of the budget against rho, or return why there is none."""
 
     def share(run: Run, patience: float) -> float | None:
         return run.share_of("task_vector", threshold, int(patience))
@@ -91,7 +94,7 @@ def _by_method(
     value: Callable[[Run, float], float | None],
     baseline: Callable[[Run, float], float | None] | None = None,
 ) -> Panels:
-    """A panel for each data set and skew, a line for each method over all of its runs there."""
+    """Collect a panel for each data set and skew, a line for each method."""
     members: dict[str, dict[str, list[Run]]] = {}
     for group in groups:
         where = [configuration.data_set(group.config), configuration.skew_text(group.config)]
@@ -110,7 +113,7 @@ def _by_method(
 
 
 def _name_without_skew(group: Group) -> str:
-    """The configuration's name, without what the horizontal axis shows."""
+    """Name a configuration without its skew, which the horizontal axis shows."""
     words = [configuration.method(group.config), configuration.data_set(group.config)]
     text = configuration.skew_text(group.config)
     words.append(group.label.partition(text)[2].strip(", ") if text and text in group.label else "")
@@ -118,7 +121,7 @@ def _name_without_skew(group: Group) -> str:
 
 
 def _picture(name: str, title: str, panels: Panels, axes: tuple[str, str], reason: str) -> Picture | str:
-    """The figure of those lines that have values at two places, or the reason why there is none."""
+    """Draw the lines that have values at two places, or return the reason."""
     missing = sum(value is None for lines in panels.values() for s in lines.values() for v in s.values() for value in v)
     known = {
         panel: {label: values for label, series in lines.items() if len(values := _known(series)) > 1}

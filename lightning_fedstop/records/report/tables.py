@@ -1,4 +1,4 @@
-"""The tables of a report, as data for its template."""
+"""Tables of a report, as data for its template."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CRITERION = ("seconds_criterion", "seconds_callbacks")
 
 @dataclass(frozen=True)
 class Table:
-    """A table before it is written.
+    """Table before it is written.
 
     Attributes:
         caption: What it shows.
@@ -47,12 +47,12 @@ class Table:
 
     @property
     def classes(self) -> list[str]:
-        """The style of each column."""
+        """Style of each column."""
         return [_CLASSES[letter] for letter in self.align or "l" + "r" * (len(self.header) - 1)]
 
 
 def runs_table(runs: Sequence[Run]) -> Table:
-    """What each run is and how it ended; what all runs share is left out."""
+    """Tabulate each run and its end; columns that all runs share are left out."""
     described: dict[str, tuple[str, Sequence[Cell]]] = {
         "Method": ("l", [configuration.method(run.config) for run in runs]),
         "Data": ("l", [configuration.data_set(run.config) for run in runs]),
@@ -80,7 +80,10 @@ def _in_force(run: Run) -> str | None:
 
 
 def rules_table(groups: Sequence[Group], threshold: float, patience: int) -> Table:
-    """Where every rule stops: a row for each rule of one configuration, or for each of several configurations."""
+    """Tabulate where every rule stops.
+
+    One configuration has a row for each rule, several have a row each.
+    """
     settings = f"{numbers.is_value('τ', threshold)} and {numbers.is_value('ρ', patience)}"
     caption = f"Where each rule stops with {settings}, from the records"
     rows: list[list[Cell]]
@@ -105,7 +108,7 @@ def rules_table(groups: Sequence[Group], threshold: float, patience: int) -> Tab
 
 
 def _stop_cells(group: Group, rule: str, threshold: float, patience: int) -> list[str | None]:
-    """Stop round, share of the budget and test accuracy there."""
+    """Format stop round, share of the budget and test accuracy there."""
     shares = [run.share_of(rule, threshold, patience) for run in group.runs]
     accuracies = [run.accuracy_of(rule, threshold, patience) for run in group.runs]
     return [
@@ -116,7 +119,10 @@ def _stop_cells(group: Group, rule: str, threshold: float, patience: int) -> lis
 
 
 def differences(runs: Sequence[Run], rule: str, threshold: float, patience: int) -> tuple[list[float], list[float]]:
-    """Rounds and percentage points by which the task-vector rule exceeds another, for each run where both stop."""
+    """Compare the task-vector rule with another, in rounds and percentage points.
+
+    Runs count in which both stop.
+    """
     rounds, points = [], []
     for run in runs:
         own, other = run.stop("task_vector", threshold, patience), run.stop(rule, threshold, patience)
@@ -130,13 +136,13 @@ def differences(runs: Sequence[Run], rule: str, threshold: float, patience: int)
 
 
 def in_points(value: float | None) -> str | None:
-    """A difference in percentage points."""
+    """Format a difference in percentage points."""
     text = signed(value)
     return None if text is None else f"{text}\N{NO-BREAK SPACE}pp"
 
 
 def settings_tables(group: Group, thresholds: Sequence[float], patiences: Sequence[int]) -> list[tuple[str, Table]]:
-    """For each rule, stop round and accuracy over tau and rho."""
+    """Tabulate stop round and accuracy of each rule over tau and rho."""
     tables = []
     for rule in group.rules():
         rows: list[list[Cell]] = []
@@ -154,7 +160,7 @@ def settings_tables(group: Group, thresholds: Sequence[float], patiences: Sequen
 
 
 def comparison_table(groups: Sequence[Group]) -> Table:
-    """A row for each configuration: means and standard deviations over its runs."""
+    """Tabulate means and standard deviations of each configuration."""
     rows: list[list[Cell]] = []
     for group in groups:
         best = [max(values) for run in group.runs if (values := run.series("test_acc").values())]
@@ -180,7 +186,7 @@ def _seconds_a_round(run: Run) -> float | None:
 
 
 def costs_table(runs: Sequence[Run]) -> Table:
-    """Time, bytes and memory of each run."""
+    """Tabulate time, bytes and memory of each run."""
     rows = [_costs(run) for run in runs]
     times, sizes = ["Wall time", "Training", "Evaluation", "Criterion"], ["Sent down", "Sent up", "Peak memory"]
     return Table("What the runs cost, all rounds together", ["Run", "Rounds", *times, *sizes], rows)
@@ -196,7 +202,7 @@ def _costs(run: Run) -> list[Cell]:
 
 
 def configuration_tables(runs: Sequence[Run]) -> tuple[Table | None, Table | None]:
-    """Keys in which the runs differ, and those that they share; ``None`` where there are none."""
+    """Tabulate keys in which the runs differ, and shared ones; ``None`` without any."""
     flats = {run.name: configuration.flat(run.config) for run in runs if run.config}
     if not flats:
         return None, None
@@ -214,7 +220,7 @@ def configuration_tables(runs: Sequence[Run]) -> tuple[Table | None, Table | Non
 
 
 def _breakable(key: str) -> str:
-    """A key that may be broken after its points."""
+    """Allow line breaks in a key after its points."""
     return Markup(".<wbr>").join(escape(part) for part in key.split("."))
 
 
