@@ -37,12 +37,12 @@ SGD = ["--optimizer", "SGD", "--optimizer.lr", "0.1"]
         (["--trainer."], ["--trainer", "; did you mean trainer"]),
         (["--trainer.max_rounds"], ["--trainer.max_rounds: expected one argument"]),
         (["--config="], ["--config: needs the name of a file"]),
-        (["--"], ["unrecognized arguments: --"]),
+        (["--"], ["nrecognized arguments: --"]),
         (
             ["--data.class_pth", "Digits"],
-            ["data: Digits: Option 'class_pth' is not accepted; did you mean class_path?"],
+            ["data: Digits:", "'class_pth'", "; did you mean class_path?"],
         ),
-        (["--data.init_arg", "3"], ["data: Digits: Option 'init_arg' is not accepted; did you mean init_args?"]),
+        (["--data.init_arg", "3"], ["data: Digits:", "'init_arg'", "; did you mean init_args?"]),
         (
             ["--data.init_args", "3"],
             ["data: Digits: must be a LightningDataModule by name, or with `class_path` and `init_args`, got '3'"],

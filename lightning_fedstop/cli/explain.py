@@ -45,6 +45,7 @@ def explain(message: str, parser: argparse.ArgumentParser) -> str:
     """
     keys, class_path, reasons, bases, value = _innermost(message)
     kinds = [match[1] for reason in reasons if (match := _EXPECTED.match(reason))]
+    kinds.sort(key="<class 'NoneType'>".__eq__)  # null last
     others = [reason for reason in reasons if not _EXPECTED.match(reason)]
     others = [reason for reason in others if not reason.startswith("Not a valid subclass")] or others
     short = class_path.rpartition(".")[2] if resolved(class_path) else class_path

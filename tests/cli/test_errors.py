@@ -27,21 +27,21 @@ def root(tmp_path, monkeypatch):
         (["--trainer.max_round=3"], ["trainer.max_round", "; did you mean trainer.max_rounds"]),
         (["--seed_every", "3"], ["--seed_every", "; did you mean seed_everything?"]),
         (["--conf", str(CONF / "tiny.yaml")], ["--conf", "; did you mean config?"]),
-        (["--model.num_class", "3"], ["model: Linear: Option 'num_class' is not accepted; did you mean num_classes?"]),
+        (["--model.num_class", "3"], ["model: Linear:", "'num_class'", "; did you mean num_classes?"]),
         (
             ["--data.skew.concentr", "3"],
-            ["data.skew: DirichletSkew: Option 'concentr' is not accepted; did you mean concentration?"],
+            ["data.skew: DirichletSkew:", "'concentr'", "; did you mean concentration?"],
         ),
         (
             ["--trainer.method=FedDyn", "--trainer.method.alph=1"],
-            ["FedDyn: Option 'alph' is not accepted; did you mean alpha"],
+            ["FedDyn:", "'alph'", "; did you mean alpha"],
         ),
-        (["--nothing", "3"], ["unrecognized arguments: --nothing", "there are", "trainer, model, data, optimizer"]),
+        (["--nothing", "3"], ["nrecognized arguments: --nothing", "there are", "trainer, model, data, optimizer"]),
         (
             ["--trainer.quantum_leap", "3"],
             ["trainer.quantum_leap", "; there are trainer.method, trainer.max_rounds"],
         ),
-        (["3"], ["unrecognized arguments: 3; there are"]),
+        (["3"], ["nrecognized arguments: 3; there are"]),
         (["--trainer.max_rounds", "x"], ["trainer.max_rounds: must be int, got 'x'"]),
         (["--trainer.limit_val_batches", "x"], ["trainer.limit_val_batches: must be int or float or null, got 'x'"]),
         (["--trainer.weighting", "x"], ["trainer.weighting"]),
@@ -56,7 +56,7 @@ def root(tmp_path, monkeypatch):
             ["--model", "os.path.join"],
             ["model: ", "does not correspond to a subclass of LightningModule, got 'os.path.join'"],
         ),
-        (["--model.widht", "3"], ["model: Linear: Option 'widht' is not accepted; did you mean width?"]),
+        (["--model.widht", "3"], ["model: Linear:", "'widht'", "; did you mean width?"]),
         (["--config", str(CONF / "skew_misspelt.yaml")], ["data.skew: DirichletSkew", "did you mean concentration?"]),
         (
             ["--config", str(CONF / "callback_misspelt.yaml")],
@@ -64,19 +64,19 @@ def root(tmp_path, monkeypatch):
         ),
         (
             ["--config", str(CONF / "callback_without_monitor.yaml")],
-            ["EarlyStopping: the following arguments are required: monitor"],
+            ["EarlyStopping: ", "monitor", "required"],
         ),
         (
             ["--trainer.callbacks+=EarlyStopping"],
-            ["trainer.callbacks: EarlyStopping: the following arguments are required: monitor"],
+            ["trainer.callbacks: EarlyStopping: ", "monitor", "required"],
         ),
         (
             ["--lr_scheduler", "ExponentialLR"],
-            ["lr_scheduler: ExponentialLR: the following arguments are required: gamma"],
+            ["lr_scheduler: ExponentialLR: ", "gamma", "required"],
         ),
         (
             ["--optimizer", "SGD", "--optimizer.lrr", "1"],
-            ["optimizer: SGD: Option 'lrr' is not accepted; did you mean lr?"],
+            ["optimizer: SGD:", "'lrr'", "; did you mean lr?"],
         ),
         (["--config", "none.yaml"], ["config: File does not exist: ", "none.yaml"]),
         (["--config", str(CONF)], ["config: Path is not a file: "]),
@@ -101,7 +101,7 @@ def root(tmp_path, monkeypatch):
         (["--trainer.logger", "[CSVLogger, csvlogger]"], ["no class 'csvlogger'; did you mean CSVLogger?"]),
         (
             ["--trainer.logger", "[CSVLogger, TensorBoardLogger]"],
-            ["trainer.logger: CSVLogger: the following arguments are required: save_dir"],
+            ["trainer.logger: CSVLogger: ", "save_dir", "required"],
         ),
         (["--data.skew", "Skew"], ["data.skew: there is no class 'Skew'; there are DirichletSkew, Iid"]),
     ],

@@ -174,12 +174,12 @@ def test_11_weights_are_read_once_a_run(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("callback", "says"),
     [
-        ({"class_path": "EarlyStopping"}, ["trainer.callbacks", "required: monitor"]),
-        ({"class_path": "StochasticWeightAveraging"}, ["trainer.callbacks", "required: swa_lrs"]),
+        ({"class_path": "EarlyStopping"}, ["trainer.callbacks", "monitor", "required"]),
+        ({"class_path": "StochasticWeightAveraging"}, ["trainer.callbacks", "swa_lrs", "required"]),
         ({"class_path": "ModelCheckpoint", "init_args": {"save_top": 1}}, ["trainer.callbacks", "did you mean save_"]),
         (
             {"class_path": "TaskVectorEarlyStopping", "init_args": {"patiense": 3}},
-            ["trainer.callbacks", "'patiense' is not accepted; did you mean patience?"],
+            ["trainer.callbacks", "'patiense' is not ", "; did you mean patience?"],
         ),
         (
             {"class_path": "TaskVectorEarlyStopping", "init_args": {"patience": "three"}},
