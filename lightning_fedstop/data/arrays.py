@@ -21,7 +21,7 @@ _STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "pr
 
 
 def normalise(images: Tensor, twice: bool = False) -> Tensor:
-    """uint8 images of shape ``(n, H, W, C)`` as float32 of shape ``(n, C, H, W)``.
+    """Turn uint8 images of shape ``(n, H, W, C)`` into float32 of shape ``(n, C, H, W)``.
 
     With u = pixel / 255 the result is 2u - 1, or 4u - 3 with ``twice`` (the authors' code normalises two times).
 
@@ -56,7 +56,7 @@ class ClientBatches:
 
 
 class _ResidentImages(Dataset[Any]):
-    """Lets a ``DataLoader``, and so Lightning's samplers, fetch a whole batch at once."""
+    """Data set from which a ``DataLoader`` fetches a whole batch at once."""
 
     def __init__(self, data: Batch) -> None:
         self.images, self.labels = data

@@ -69,7 +69,7 @@ def class_numbers(
 
 
 def unlabelled(labels: Any) -> int:
-    """How many samples are marked as of no class, by -1; none where the classes are -1 and 1."""
+    """Count the samples that -1 marks as of no class; none where the classes are -1 and 1."""
     ids = class_ids(labels)
     marked = int(np.count_nonzero(ids == UNLABELLED)) if ids.dtype.kind == "i" else 0
     return 0 if marked and set(np.unique(ids).tolist()) == {-1, 1} else marked
@@ -80,7 +80,7 @@ _MOST_CELLS = 10**7
 
 
 def are_tabulated(num_clients: int, num_classes: int) -> bool:
-    """Whether a table of clients by classes is small enough to be kept, drawn and read."""
+    """Check that a table of clients by classes is small enough to be drawn and read."""
     return num_classes <= MOST_CLASSES and num_clients * num_classes <= _MOST_CELLS
 
 

@@ -61,13 +61,13 @@ class Digits(ArrayDataModule):
 
         digits = load_digits()
         labels = digits.target.astype(np.int64)
-        chosen = np.flatnonzero(_split_of(labels) == split)
+        chosen = np.flatnonzero(_splits(labels) == split)
         images = np.rint(digits.images[chosen] * (255 / 16)).astype(np.uint8)
         return images[..., None], labels[chosen]
 
 
-def _split_of(labels: IntArray) -> NDArray[np.str_]:
-    """The split of each image: in class order, every so manieth goes to a set, so that each has all classes evenly."""
+def _splits(labels: IntArray) -> NDArray[np.str_]:
+    """Stratified split at regular intervals within each class."""
     split = np.full(len(labels), "train")
     rest = np.lexsort((np.random.RandomState(0).permutation(len(labels)), labels))
     for name in ("test", "val"):

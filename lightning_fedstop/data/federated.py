@@ -72,7 +72,7 @@ class FederatedDataModule(LightningDataModule):
 
     @property
     def partition(self) -> Partition:
-        """Which samples each client has.
+        """Samples of each client.
 
         Raises:
             RuntimeError: before ``setup("fit")``.
@@ -325,7 +325,7 @@ class Federated(FederatedDataModule):
         self.datamodule.teardown(stage)
 
     def on_exception(self, exception: BaseException) -> None:
-        """Tell the wrapped module."""
+        """Pass the exception to the wrapped module."""
         self.datamodule.on_exception(exception)
 
     def state_dict(self) -> dict[str, Any]:

@@ -145,7 +145,7 @@ def _as_tuple(names: str | tuple[str, ...] | list[str] | None) -> tuple[str, ...
 
 
 def takes(model: nn.Module, in_chans: int, height: int, width: int) -> bool:
-    """Whether ``model`` can process one image of this size, found by trying.
+    """Try whether ``model`` can process one image of this size.
 
     Neither modes, buffers, gradients nor random generators are changed.
     """

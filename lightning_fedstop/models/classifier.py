@@ -235,7 +235,7 @@ class ImageClassifier(LightningModule):
         self.log(f"{stage}_loss", loss, prog_bar=True, batch_size=len(labels), sync_dist=True)
 
     def on_validation_epoch_start(self) -> None:
-        """Start counting anew, also after an evaluation that was broken off."""
+        """Reset the figures, also after an evaluation that was broken off."""
         self.val_metrics.reset()
 
     def on_validation_epoch_end(self) -> None:
@@ -243,7 +243,7 @@ class ImageClassifier(LightningModule):
         self.log_dict(self.val_metrics.compute(), prog_bar=True)
 
     def on_test_epoch_start(self) -> None:
-        """Start counting anew, also after an evaluation that was broken off."""
+        """Reset the figures, also after an evaluation that was broken off."""
         self.test_metrics.reset()
 
     def on_test_epoch_end(self) -> None:

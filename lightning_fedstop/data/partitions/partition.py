@@ -1,4 +1,4 @@
-"""Which samples each client has: kept, saved, counted, tabulated and drawn."""
+"""Samples of each client: kept, saved, counted, tabulated and drawn."""
 
 import hashlib
 import os

@@ -19,7 +19,7 @@ _SHORT.maxstring = _SHORT.maxother = 60
 
 
 class Skew(ABC):
-    """How samples are dealt to clients.
+    """Base of the ways in which samples are dealt to clients.
 
     A skew of your own implements :meth:`partition`, and sets ``needs_labels = False`` if it only reads ``len(labels)``.
 
