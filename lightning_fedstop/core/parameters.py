@@ -66,19 +66,23 @@ class FlatParameters:
                 f"The trainable parameters of {who} must share one dtype and one device, got {dtypes} on {devices}."
             )
 
+    def replaced(self) -> list[str]:
+        """Names of parameters that were frozen, unfrozen, added or replaced since the vector was made."""
+        now = {name: parameter for name, parameter in self._module.named_parameters() if parameter.requires_grad}
+        before = dict(self.named)
+        return [name for name in now | before if now.get(name) is not before.get(name)]
+
     def check_unchanged(self) -> None:
         """Refuse parameters that were frozen, unfrozen, added, replaced or moved since the vector was made.
 
         Raises:
             ValueError: naming them.
         """
-        now = {name: parameter for name, parameter in self._module.named_parameters() if parameter.requires_grad}
-        before = dict(self.named)
-        changed = [name for name in now | before if now.get(name) is not before.get(name)]
-        if changed:
+        if changed := self.replaced():
             raise ValueError(
                 f"The trainable parameters of {type(self._module).__name__} must stay the same during a fit, but"
-                f" {', '.join(changed)} changed: set `requires_grad` before it."
+                f" {', '.join(changed)} changed: set `requires_grad` before it, and prune or parametrize there or in"
+                " `setup`."
             )
         parts = torch.split(self.vector, self.sizes)
         moved = [name for (name, p), part in zip(self.named, parts, strict=True) if p.data_ptr() != part.data_ptr()]

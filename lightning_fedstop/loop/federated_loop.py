@@ -243,7 +243,8 @@ class FederatedLoop(TrainerInterface):
                     self._end_round()
             self.hooks("on_train_end")
             self.hooks("on_fit_end")
-            self.server.adopt()
+            if not self.server.parameters.replaced():  # merged or exported weights are the user's own matter
+                self.server.adopt()
             if not self.fast_dev_run:
                 test, averages = self.evaluation.after_fit()
                 self.summary = self.reporter.write_summary(test, averages)

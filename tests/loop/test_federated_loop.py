@@ -172,3 +172,17 @@ def test_nothing_to_evaluate_is_an_error(tmp_path, arguments):
         make_loop(tmp_path).test(*arguments)
     with pytest.raises(TypeError, match="got NoneType"):
         make_loop(tmp_path).test()
+
+
+@pytest.mark.parametrize("hook", ["on_train_end", "on_fit_end"])
+def test_a_module_may_be_rebuilt_for_export_once_training_is_over(tmp_path, hook):
+    """Removing a parametrization, merging adapters or pruning for good: a Trainer lets hooks do so at the end."""
+    module = ToyModule()
+    layer = next(m for m in module.modules() if isinstance(m, torch.nn.Linear))
+    torch.nn.utils.parametrizations.weight_norm(layer)
+    merge = LambdaCallback(**{hook: lambda *_: torch.nn.utils.parametrize.remove_parametrizations(layer, "weight")})
+    loop = make_loop(tmp_path, callbacks=[merge])
+    loop.fit(module, ToyData())
+    assert isinstance(layer.weight, torch.nn.Parameter)
+    assert loop.current_epoch == loop.max_rounds
+    assert (tmp_path / "lightning_logs/version_0/summary.json").exists()
