@@ -26,6 +26,7 @@ class FlatParameters:
     Attributes:
         vector: shape ``(d,)``; the parameters, in the order of ``module.parameters()``.
         grad: shape ``(d,)``; their gradients.
+        unused: names of the parameters that :meth:`leave_out_unused` has left out since :meth:`zero_grad`.
 
     Raises:
         ValueError: if the module has no trainable parameter, trainable parameters of more than one dtype or device, or
@@ -50,6 +51,8 @@ class FlatParameters:
         self.grad = torch.zeros_like(self.vector)
         shapes = [parameter.shape for parameter in self.parameters]
         self._grads = _parts(self.grad, shapes)
+        self.unused: list[str] = []
+        self._written: list[int] = []
         for part, parameter in zip(_parts(self.vector, shapes), self.parameters, strict=True):
             part.copy_(parameter.detach())
             parameter.data = part
@@ -101,6 +104,24 @@ class FlatParameters:
         self.grad.zero_()
         for parameter, grad in zip(self.parameters, self._grads, strict=True):
             parameter.grad = grad
+        self.unused = []
+        # How often each has been written; parts with a storage of their own count for themselves.
+        self._written = [grad._version for grad in self._grads]
+
+    def leave_out_unused(self) -> bool:
+        """Detach gradients that no backward pass has written since :meth:`zero_grad`, and no method's term.
+
+        An optimizer leaves such parameters alone, weight decay and momentum included, as it does in a ``Trainer``.
+        Where gradients are views of one storage (MPS), none is known to be unused.
+
+        Returns:
+            True if there are any; :attr:`unused` has their names.
+        """
+        for (name, parameter), grad, written in zip(self.named, self._grads, self._written, strict=True):
+            if parameter.grad is grad and grad._version == written and not grad.any():
+                parameter.grad = None
+                self.unused.append(name)
+        return bool(self.unused)
 
     @property
     def has_grad(self) -> bool:
@@ -114,11 +135,12 @@ class FlatParameters:
 
     def gather_grad(self) -> None:
         """Bring gradients that something replaced, instead of adding to, back into the vector."""
-        for parameter, grad in zip(self.parameters, self._grads, strict=True):
+        for number, (parameter, grad) in enumerate(zip(self.parameters, self._grads, strict=True)):
             if parameter.grad is grad:
                 continue
             if parameter.grad is None:
                 grad.zero_()
+                self._written[number] = grad._version
             else:
                 grad.copy_(parameter.grad)
             parameter.grad = grad

@@ -188,13 +188,15 @@ class LocalTrainer:
         if not passes.overflowed:
             with torch.no_grad():
                 self.method.correct(step)
+            if self.parameters.leave_out_unused():
+                self.solver.unflatten()
         self.hooks("on_before_optimizer_step", self.solver.optimizer)
-        self.clip(step.grad)
+        self._clip(step.grad)
         with torch.no_grad():
             self.method.after_clip(step)
         return loss_of(passes.outputs)
 
-    def clip(self, grad: Tensor) -> None:
+    def _clip(self, grad: Tensor) -> None:
         """Scale each vector v of the last dimension by min(1, C / (||v|| + 1e-6))."""
         limit = self.settings.gradient_clip_val
         if self._owns_clipping:

@@ -79,10 +79,14 @@ class LocalSolver:
                 f"{type(self.module).__name__} asks for the optimizer in a step, but each of the clients in training"
                 f" has its own: train with `client_backend='sequential'`."
             )
+        self.unflatten()
+        return self.optimizer
+
+    def unflatten(self) -> None:
+        """Let the module's own optimizer take the steps from now on, on parameters one by one."""
         if self._flat is not None:
             self._flat.hand_back()
             self._flat = None
-        return self.optimizer
 
     @property
     def is_flat(self) -> bool:

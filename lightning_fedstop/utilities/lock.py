@@ -41,7 +41,8 @@ def is_live(folder: str | os.PathLike[str]) -> bool:
     if not Path(lock.lock_file).is_file():
         return False
     try:
-        with lock.acquire(timeout=0):
+        # Processes that resume together ask at the same moment: each holds the lock while it asks.
+        with lock.acquire(timeout=1, poll_interval=0.01):
             return False
     except Timeout:
         return True

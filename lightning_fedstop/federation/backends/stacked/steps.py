@@ -121,7 +121,7 @@ class StackSteps:
                     return []
                 with torch.no_grad():
                     method.correct(step)
-                    trainer.clip(step.grad)
+                    trainer._clip(step.grad)
                     method.after_clip(step)
                 stack.solver.step()
         except MisconfigurationException:

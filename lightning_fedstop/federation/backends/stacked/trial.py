@@ -95,6 +95,11 @@ def _single_directions(
             state = global_state()
             loss = twin.find_direction(client, BatchPasses(twin.training_pass, batch, batch_idx))
             now = global_state()
+        if twin.parameters.unused:
+            raise MisconfigurationException(
+                f"a step gives no gradient to the parameter {twin.parameters.unused[0]}, which weight decay would move"
+                " in a stack"
+            )
         draws |= any(not torch.equal(state[name], now[name]) for name in ("torch", "cuda") if name in state)
         singles.append(None if loss is None else twin.parameters.grad.clone())
         moving |= dict.fromkeys(start.changed())
