@@ -26,3 +26,8 @@ def test_the_matrix_covers_the_claimed_python_versions():
     classifiers = (ROOT / "pyproject.toml").read_text().split("classifiers = [")[1].split("]")[0]
     claimed = {line.split(":: ")[-1].strip('", ') for line in classifiers.splitlines() if "Python :: 3." in line}
     assert tested == claimed
+
+
+def test_tests_install_what_they_need():
+    extras = (ROOT / "pyproject.toml").read_text().split("[project.optional-dependencies]")[1]
+    assert '"lightning-fedstop[all]"' in extras.split("test = [")[1].split("]\n")[0] + "]"
