@@ -56,7 +56,7 @@ def test_the_bare_loop_stays_bare():
     assert "lightning" not in text
 
 
-@pytest.mark.parametrize("arguments", [["criterion"], ["steps", "--backbone", "resnet18", "--ways", "eager", "bf16"]])
+@pytest.mark.parametrize("arguments", [["criterion"], ["steps", "--backbone", "resnet18", "--ways", "timm", "bf16"]])
 def test_the_other_commands_write_their_figures(tmp_path, arguments):
     arguments = [*arguments, "--workload", "tiny"] if arguments[0] == "criterion" else [*arguments, "--batch_size", "2"]
     main([*arguments, "--rounds", "1", "--json", str(tmp_path / "figures.json")])
