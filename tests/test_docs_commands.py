@@ -57,6 +57,8 @@ COMMANDS = {
     "fedstop fit --config x.yaml": (STARTS, None),
     "fedstop fit --config x.yaml --data.cache_dir cache": (STARTS, None),
     "fedstop fit --config x.yaml --trainer.client_backend stacked --trainer.stack_chunk_size 25": (STARTS, None),
+    "fedstop fit --config x.yaml --data.skew my_skew.GeometricSkew --data.skew.factor 0.9": (STARTS, None),
+    "fedstop fit --data my_data.Bars --data.skew DirichletSkew": (SMALL, None),
     "fedstop fit --trainer.method my_method.FedCM --trainer.method.alpha 0.1": (f"{SMALL} {ARCHIVE}", None),
     "python -m experiments.paper table3 --root runs --dry-run": ("", None),
     "python -m experiments.paper table3 --root runs --jobs 4 --gpus 0 1 2 3": ("--dry-run", None),
@@ -67,6 +69,8 @@ COMMANDS = {
         None,
     ),
 }
+
+EXAMPLES = {"add_a_method.md": "my_method", "add_a_skew.md": "my_skew", "add_a_dataset.md": "my_data"}
 
 YOURS = """
 import torch
@@ -118,8 +122,9 @@ def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("reader")
     shutil.copytree(ROOT / "configs", root / "configs")
     (root / "your_module.py").write_text(YOURS)
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/add_a_method.md").read_text("utf-8"), flags=re.DOTALL)
-    (root / "my_method.py").write_text(code)
+    for page, module in EXAMPLES.items():
+        codes = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text("utf-8"), flags=re.DOTALL)
+        (root / f"{module}.py").write_text(codes[0])
     draw = np.random.default_rng(0)
     (root / "archives").mkdir()
     for size, suffix in ((28, ""), (64, "_64")):
@@ -150,7 +155,7 @@ def modules():
     path = list(sys.path)
     yield
     sys.path[:] = path
-    for name in ("your_module", "my_method"):
+    for name in ("your_module", *EXAMPLES.values()):
         sys.modules.pop(name, None)
 
 
